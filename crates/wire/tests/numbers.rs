@@ -92,7 +92,7 @@ fn the_longest_frame_is_an_ip_packet_with_an_ethernet_header_and_a_tag() {
 fn headers_that_are_looked_at_have_the_length_of_the_longest_ones() {
     use rss::hash_type::{IPV4, IPV6, TCPV4, TCPV6, UDPV4, UDPV6};
     // Ethernet, two sessions, IPv4 with all options, ports; Ethernet, a tag, IPv6, TCP with all.
-    assert_eq!((flow::FLOW_BYTES, head::HEAD_SIZE_MAX), (94, 118));
+    assert_eq!((flow::FLOW_BYTES, head::HEAD_SIZE_MAX), (122, 118));
     // For each of two addresses of IPv6 and two ports two halves of a byte, of 16 values each.
     assert_eq!(rss::TOEPLITZ_WORDS, 36 * 2 * 16);
     assert_eq!(bits(rss::hash_type::ALL.into()), [0, 1, 2, 3, 4, 5]);

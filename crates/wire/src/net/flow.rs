@@ -6,16 +6,18 @@
 //! ```text
 //! kind     the first 38 bytes: Ethernet, then IPv4 or IPv6; up to two times it is looked at again
 //!          behind a VLAN tag (4 bytes) or a PPPoE session's headers (8 bytes)
-//! ends     the two addresses, and ports of TCP, UDP and SCTP, unless it is a fragment of IPv4;
-//!          of what is no IP the two Ethernet addresses
+//! ends     the two addresses, and the ports of TCP, UDP and SCTP, also behind up to two extension
+//!          headers of IPv6 of at most 24 bytes each; a fragment has no ports; a frame without IP
+//!          has its two Ethernet addresses
 //! number   (mixed(end ^ key) + mixed(other end ^ key)) * MIX[0]: a sum is the same both ways
 //! ```
 //! The key is the tap's own, so that nobody can aim flows at a queue. Nothing is checked: bytes
 //! that lie come to some number, and what a number leads to is only the choice of a queue.
 
-/// Bytes of a frame that are looked at, at most: two PPPoE headers, IPv4 with all its options,
-/// ports.
-pub const FLOW_BYTES: usize = ETHERNET + 2 * PPPOE + 60 + 4;
+/// Bytes of a frame that are looked at, at most: two PPPoE headers, IPv6 with two extension
+/// headers (an IPv4 header with all its options is shorter), ports.
+pub const FLOW_BYTES: usize =
+    ETHERNET + LOOKS_BEHIND * PPPOE + IPV6 + EXTENSIONS_MAX * EXTENSION_SIZE_MAX + 4;
 /// Bytes of the shortest frame that has a flow: up to the ports behind an IPv4 header.
 pub const FLOW_BYTES_MIN: usize = 38;
 
@@ -37,6 +39,17 @@ pub const TYPES_IPV6: [u16; 2] = [0x86dd, 0x0057];
 pub const TYPES_VLAN: [u16; 2] = [0x8100, 0x88a8];
 /// The EtherType of a PPPoE session.
 pub const TYPE_PPPOE: u16 = 0x8864;
+/// The protocol numbers of the extension headers that are looked behind: hop-by-hop options, a
+/// routing header, destination options (RFC 8200 section 4). Their second byte is their length in
+/// units of 8 bytes, without the first 8. A fragment header (44) is none of them: the fragments of
+/// a packet have one flow only if none of them has ports.
+pub const EXTENSIONS: [u8; 3] = [0, 43, 60];
+/// How many extension headers are looked behind.
+pub const EXTENSIONS_MAX: usize = 2;
+/// The largest length field of an extension header that is looked behind.
+pub const EXTENSION_UNITS_MAX: u8 = 2;
+/// Bytes of an extension header of that length.
+const EXTENSION_SIZE_MAX: usize = (EXTENSION_UNITS_MAX as usize + 1) * 8;
 /// TCP, UDP and SCTP have their ports in the same place.
 pub const PROTOCOLS_WITH_PORTS: [u8; 3] = [6, 17, 132];
 /// Mask of an IPv4 header's "more fragments" flag and fragment offset: 0 if the packet is whole.
@@ -71,7 +84,8 @@ pub fn flow_of(start: &[u8], key: u64) -> Option<Flow> {
     } else if TYPES_IPV6.contains(&kind) {
         let ip = start.get(at + ETHERNET..at + ETHERNET + IPV6)?;
         let end = |at: usize| long(ip, at).wrapping_mul(MIX[1]) ^ long(ip, at + 8);
-        with_ports(start, [end(8), end(24)], Some(ip[6]), at + ETHERNET + IPV6)
+        let (protocol, at) = behind_extensions(start, ip[6], at + ETHERNET + IPV6);
+        with_ports(start, [end(8), end(24)], protocol, at)
     } else {
         ([0, 6].map(|at| station(start, at)), false)
     };
@@ -99,6 +113,27 @@ pub(super) fn packet_of(start: &[u8]) -> Option<(&[u8], usize)> {
         window = start.get(at..at + FLOW_BYTES_MIN)?;
     }
     Some((window, at))
+}
+
+/// Looks behind the extension headers of IPv6. `protocol` is that of the header at `at`. Returns
+/// the protocol of the header behind them, and where that one begins; no protocol where an
+/// extension header is cut off or longer than [`EXTENSION_UNITS_MAX`] says.
+#[inline]
+pub(super) fn behind_extensions(start: &[u8], protocol: u8, at: usize) -> (Option<u8>, usize) {
+    let (mut protocol, mut at) = (protocol, at);
+    for _ in 0..EXTENSIONS_MAX {
+        if !EXTENSIONS.contains(&protocol) {
+            break;
+        }
+        match start.get(at..at + 2) {
+            Some(&[next, units]) if units <= EXTENSION_UNITS_MAX => {
+                protocol = next;
+                at += (usize::from(units) + 1) * 8;
+            }
+            _ => return (None, at),
+        }
+    }
+    (Some(protocol), at)
 }
 
 /// Adds the ports at `at` to both ends, where the protocol has any.
@@ -231,6 +266,31 @@ mod tests {
             assert_eq!(number(&frame(2, is_v6, ENDS, 6)), number(&plain));
             let third = flow_of(&frame(3, is_v6, ENDS, 6), KEY).unwrap();
             assert!(!third.is_connection && third.number != number(&plain));
+        }
+    }
+
+    #[test]
+    fn ports_are_found_behind_two_short_extension_headers_and_no_further() {
+        let plain = frame(0, true, ENDS, 6);
+        let by_addresses = flow_of(&frame(0, true, ENDS, 58), KEY).unwrap();
+        // Each row: the protocols of the extension headers, and the length field of each.
+        let behind = |headers: &[(u8, u8)]| {
+            let mut frame = plain.clone();
+            let next = headers.iter().skip(1).map(|(protocol, _)| *protocol).chain([6]);
+            let mut extensions = Vec::new();
+            for ((_, units), next) in headers.iter().zip(next) {
+                extensions.extend([next, *units]);
+                extensions.extend(vec![1; 6 + usize::from(*units) * 8]);
+            }
+            frame[20] = headers[0].0;
+            frame.splice(54..54, extensions);
+            flow_of(&frame, KEY).unwrap()
+        };
+        for headers in [&[(0, 0)][..], &[(60, 2)], &[(43, 2), (60, 2)], &[(0, 0), (43, 1)]] {
+            assert_eq!(Some(behind(headers)), flow_of(&plain, KEY), "{headers:?}");
+        }
+        for headers in [&[(44, 0)][..], &[(0, 3)], &[(0, 0), (44, 0)], &[(51, 1)], &[(0, 0); 3]] {
+            assert_eq!(behind(headers), by_addresses, "{headers:?}");
         }
     }
 

@@ -10,7 +10,7 @@
 //! The host's BPF program (`manyring-backend`, `net/tap/rss.rs`) comes to the same queue with the
 //! table of [`Toeplitz::words`].
 
-use super::flow::{ETHERNET, FRAGMENT, IPV6, TYPES_IPV4, TYPES_IPV6, packet_of};
+use super::flow::{ETHERNET, FRAGMENT, IPV6, TYPES_IPV4, TYPES_IPV6, behind_extensions, packet_of};
 use zerocopy::little_endian::{U16, U32};
 use zerocopy::{FromBytes, Immutable, IntoBytes, Unaligned};
 
@@ -318,8 +318,9 @@ impl Hasher {
     }
 
     /// Both addresses, and the ports of a whole TCP or UDP datagram if the driver has set that
-    /// type. A frame without an IPv4 or IPv6 packet has none; an IPv6 packet with extension headers
-    /// goes by its addresses.
+    /// type. A frame without an IPv4 or IPv6 packet has none. Extension headers of IPv6 are skipped
+    /// (§5.1.6.4.3.3: none of the hash types with `_EX` is offered) as far as
+    /// [`flow`](super::flow) looks behind them; behind others, the addresses count alone.
     fn input_of(&self, start: &[u8]) -> Option<Input> {
         let (window, at) = packet_of(start)?;
         let kind = u16::from_be_bytes([window[ETHERNET - 2], window[ETHERNET - 1]]);
@@ -338,7 +339,9 @@ impl Hasher {
         let (ip, behind) = ip.split_at_checked(IPV6)?;
         let types = [hash_type::IPV6, hash_type::TCPV6, hash_type::UDPV6];
         let reports = [HashReport::Ipv6, HashReport::Tcpv6, HashReport::Udpv6];
-        self.choose(&ip[8..40], (Some(ip[6]), behind), types, reports)
+        let (protocol, at) = behind_extensions(behind, ip[6], 0);
+        let behind = behind.get(at..).unwrap_or_default();
+        self.choose(&ip[8..40], (protocol, behind), types, reports)
     }
 
     /// The input of the first of these that the driver has set and the packet has: with the ports

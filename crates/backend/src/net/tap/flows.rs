@@ -285,16 +285,23 @@ pub(super) mod tests {
         let kind = prop::sample::select(vec![0x0800u16, 0x86dd, 0x0806, 0x21, 0x57]);
         let tag = prop::sample::select(vec![0x8100u16, 0x88a8, 0x8864]);
         let first = prop::sample::select(vec![0x45u8, 0x45, 0x46, 0x4f, 0x40, 0x60]);
-        let protocol = prop::sample::select(vec![6u8, 17, 132, 1, 58, 0]);
+        let protocol = prop::sample::select(vec![6u8, 17, 132, 1, 58, 0, 43, 60, 44]);
+        let extensions = prop::collection::vec((protocol.clone(), 0u8..4), 0..4);
         let fragment = prop::sample::select(vec![0u16, 0x4000, 0x2000, 0x00b9]);
-        let bytes = prop::collection::vec(any::<u8>(), 0..90);
+        let bytes = prop::collection::vec(any::<u8>(), 0..130);
         let tags = prop::collection::vec(tag, 0..4);
-        (kind, tags, first, protocol, fragment, bytes).prop_map(
-            |(kind, tags, first, protocol, fragment, mut bytes)| {
+        (kind, tags, first, (protocol, extensions), fragment, bytes).prop_map(
+            |(kind, tags, first, (protocol, extensions), fragment, mut bytes)| {
                 if let Some(ip) = bytes.get_mut(..10) {
                     ip[0] = first;
                     if [0x86dd, 0x57].contains(&kind) {
                         ip[6] = protocol;
+                        let mut at = 40;
+                        for (next, units) in extensions {
+                            let Some(header) = bytes.get_mut(at..at + 2) else { break };
+                            header.copy_from_slice(&[next, units]);
+                            at += (usize::from(units) + 1) * 8;
+                        }
                     } else {
                         ip[6..8].copy_from_slice(&fragment.to_be_bytes());
                         ip[9] = protocol;

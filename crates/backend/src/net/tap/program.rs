@@ -34,6 +34,7 @@ pub(super) const MOV: u8 = 0xb0;
 const JUMP: u8 = 0x05;
 pub(super) const IF_EQUAL: u8 = 0x15;
 const IF_UNEQUAL: u8 = 0x55;
+const IF_GREATER: u8 = 0x25;
 pub(super) const IF_SET: u8 = 0x45;
 const CALL: u8 = 0x85;
 pub(super) const EXIT: u8 = 0x95;
@@ -262,6 +263,29 @@ fn look_at_ipv6(code: &mut Code, labels: &Labels) {
     }
     code.with_number(ADD, AT, 14 + 40);
     code.read(R2, STACK, IPV6_AT + 6, BYTE);
+    look_behind_extensions(code, labels.number);
+}
+
+/// Reads the protocol behind the extension headers of IPv6 to R2, where the protocol of the first
+/// one is, and advances AT. Jumps to `otherwise` where an extension header is cut off or too long.
+pub(super) fn look_behind_extensions(code: &mut Code, otherwise: Label) {
+    let behind = code.label();
+    for _ in 0..flow::EXTENSIONS_MAX {
+        let is_extension = code.label();
+        for protocol in flow::EXTENSIONS {
+            code.jump_if(IF_EQUAL, R2, protocol.into(), is_extension);
+        }
+        code.jump(behind);
+        code.mark(is_extension);
+        code.fetch(0, PORTS_AT, 2, otherwise);
+        code.read(R3, STACK, PORTS_AT + 1, BYTE);
+        code.jump_if(IF_GREATER, R3, flow::EXTENSION_UNITS_MAX.into(), otherwise);
+        code.with_number(SHL, R3, 3);
+        code.with(ADD, AT, R3);
+        code.with_number(ADD, AT, 8);
+        code.read(R2, STACK, PORTS_AT, BYTE);
+    }
+    code.mark(behind);
 }
 
 /// Adds the ports to both ends, if the protocol has ports.

@@ -14,7 +14,8 @@
 use super::flows::Flows;
 use super::program::{
     ADD, AND, AT, BYTE, Code, EXIT, HALF, IF_EQUAL, IF_SET, IPV4_AT, IPV6_AT, Label, Labels, MOV,
-    PORTS_AT, R0, R1, R2, R3, SHL, SHR, SOURCE, STACK, SUB, XOR, in_order, look_at_ethernet, size,
+    PORTS_AT, R0, R1, R2, R3, SHL, SHR, SOURCE, STACK, SUB, XOR, in_order, look_at_ethernet,
+    look_behind_extensions, size,
 };
 use super::{State, TapPort};
 use crate::net::steer::PAIR_MASK;
@@ -174,6 +175,7 @@ fn hash_ipv6(code: &mut Code, maps: &Maps, config: &RssConfig, steps: &Steps) {
     code.fetch(flow::ETHERNET, IPV6_AT, flow::IPV6, steps.unclassified);
     code.with_number(ADD, AT, size(flow::ETHERNET + flow::IPV6));
     code.read(R2, STACK, IPV6_AT + 6, BYTE);
+    look_behind_extensions(code, plain);
     let with_ports = [hash_type::TCPV6, hash_type::UDPV6];
     let types = Types { addresses: hash_type::IPV6, with_ports };
     let set = config.hash.types;

@@ -85,6 +85,27 @@ fn hashes_are_those_of_the_published_vectors() {
 }
 
 #[test]
+fn extension_headers_of_ipv6_are_skipped_and_fragments_have_no_ports() {
+    let (from, to) = ends(&VECTORS[5]);
+    let (addresses, tcp) = (VECTORS[5].2, VECTORS[5].3);
+    let hasher = hasher(hash_type::ALL);
+    let of = |extension: &[u8], kind: u8| {
+        let mut frame = frame(0, from, to, kind);
+        frame.splice(54..54, extension.iter().copied());
+        let Hash { value, report } = hasher.hash_of(&frame);
+        (report, value)
+    };
+    let hop_by_hop = [6, 0, 1, 4, 0, 0, 0, 0];
+    assert_eq!(of(&hop_by_hop, 0), (HashReport::Tcpv6, tcp));
+    let routing_and_options = [&[60, 0, 4, 0, 0, 0, 0, 0][..], &hop_by_hop].concat();
+    assert_eq!(of(&routing_and_options, 43), (HashReport::Tcpv6, tcp));
+    let fragment = [6, 0, 0, 1, 0, 0, 0, 9];
+    assert_eq!(of(&fragment, 44), (HashReport::Ipv6, addresses));
+    let fragment_behind = [&[44, 0, 1, 4, 0, 0, 0, 0][..], &fragment].concat();
+    assert_eq!(of(&fragment_behind, 0), (HashReport::Ipv6, addresses));
+}
+
+#[test]
 fn fragments_go_by_their_addresses_and_tags_change_nothing() {
     let (from, to) = ends(&VECTORS[0]);
     let hasher = hasher(hash_type::ALL);
