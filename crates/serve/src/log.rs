@@ -146,9 +146,8 @@ pub fn start(level: &str, format: LogFormat) -> Result<(), String> {
     if !known.contains(&level) {
         return Err(format!("--log-level: {level:?} is not one of {}", known.join(", ")));
     }
-    let ours = ["daemon", "device", "engine", "transport", "backend", "queue", "memory"];
-    let ours: Vec<_> = ours.iter().map(|name| format!("manyring_{name}={level}")).collect();
-    let filter = EnvFilter::new(format!("warn,{}", ours.join(",")));
+    // The name of each crate of ours begins so.
+    let filter = EnvFilter::new(format!("warn,manyring={level}"));
     let limit = |burst| Mutex::new(Limit::new(burst));
     let limited = Limited { warnings: limit(BURST), infos: limit(INFO_BURST), format };
     LINES.set_format(format);
