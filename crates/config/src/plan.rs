@@ -147,8 +147,7 @@ impl Plan {
         let switch = raw.switch.into_iter().enumerate();
         let switch = switch.map(|(index, raw)| SwitchPlan::new(raw, index, source));
         let switch = switch.collect::<Result<Vec<_>, _>>()?;
-        let mut plan = Self { daemon, blk, net, xen_blk, limit, switch };
-        plan.place_ports();
+        let plan = Self { daemon, blk, net, xen_blk, limit, switch };
         plan.check_limits()?;
         plan.check_helpers()?;
         unique::check(&plan)?;

@@ -36,7 +36,7 @@ pub enum Command {
         port: Option<PortFacts>,
     },
     /// The switch whose ports the process serves, before the first of them. File descriptors: the
-    /// queue of its uplink, if it has one.
+    /// queue of its uplink, if it has one, or the socket of AF_XDP and its memory.
     Switch {
         /// The name by which commands and reports about the uplink name it.
         device: String,

@@ -309,7 +309,7 @@ impl Inside {
         (filter, chunk): (PortFilter, Option<u32>),
     ) -> Result<(), Errno> {
         match (self.uplink(device), self.net(device)) {
-            (Some(switch), _) => switch.renew(fds, filter),
+            (Some(switch), _) => switch.renew(fds, (filter, chunk)),
             (None, Some(net)) => net.renew(fds, (filter, chunk)),
             (None, None) => Ok(()),
         }

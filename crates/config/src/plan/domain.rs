@@ -1,8 +1,8 @@
 //! Which process serves a device: the key `domain`, and what a device process cannot serve.
 
 use super::{BlkPlan, DevicePlan, Domains, NetPlan, Plan, PlanError, PortPlan, XenBlkPlan};
-use super::{SwitchPlan, Wanted, is_device_name};
-use std::collections::{BTreeSet, HashSet};
+use super::{Wanted, is_device_name};
+use std::collections::BTreeSet;
 
 /// The domain of a device that is served for whichever user connects to it.
 pub const ANY_USER: &str = "user:";
@@ -57,13 +57,13 @@ impl BlkPlan {
 impl NetPlan {
     /// Checks the domain that the device names, if it names one.
     pub(super) fn check_domain(&self) -> Result<(), PlanError> {
-        self.device.check_domain(self.needs_the_supervisor())
+        // All ports of a switch are in the domain of the switch.
+        let of_switch = matches!(self.port, PortPlan::Switch(_)).then_some("switch");
+        self.device.check_domain(self.needs_the_supervisor().or(of_switch))
     }
 
     fn needs_the_supervisor(&self) -> Option<&'static str> {
         self.device.needs_the_supervisor().or(match &self.port {
-            // The daemon itself serves its switch.
-            PortPlan::Switch(port) if !port.is_apart => Some("switch"),
             // A guest's memory is registered where it is mapped, and the supervisor maps none.
             PortPlan::Xdp { zero_copy: true, .. } => Some("zero_copy"),
             PortPlan::Switch(_)
@@ -82,10 +82,10 @@ impl Wanted {
         let device = self.plan();
         match (&device.domain, domains) {
             (Some(domain), _) => Some(domain.clone()),
-            (None, Domains::Device | Domains::User) if self.switch_apart().is_some() => {
-                self.switch_apart().map(domain_of_switch)
-            }
             (None, Domains::One) => None,
+            (None, Domains::Device | Domains::User) if self.switch().is_some() => {
+                self.switch().map(|name| domain_of_switch(name))
+            }
             (None, Domains::Device | Domains::User) => {
                 // No domain that is named has a colon.
                 self.needs_the_supervisor().is_none().then(|| match domains {
@@ -93,17 +93,6 @@ impl Wanted {
                     _ => format!("device:{}", device.name),
                 })
             }
-        }
-    }
-
-    /// The switch whose device process serves the device.
-    fn switch_apart(&self) -> Option<&str> {
-        match self {
-            Self::Net(net) => match &net.port {
-                PortPlan::Switch(port) if port.is_apart => Some(&port.switch),
-                _ => None,
-            },
-            Self::Blk(_) => None,
         }
     }
 
@@ -136,26 +125,14 @@ pub fn domain_of_switch(name: &str) -> String {
 }
 
 impl Plan {
-    /// Notes at each port of a switch whether a device process can serve the switch.
-    pub(crate) fn place_ports(&mut self) {
-        let is_apart = |switch: &&SwitchPlan| switch.is_apart();
-        let apart: HashSet<_> = self.switch.iter().filter(is_apart).map(|s| &s.name).collect();
-        for net in &mut self.net {
-            if let PortPlan::Switch(port) = &mut net.port {
-                port.is_apart = apart.contains(&port.switch);
-            }
-        }
-    }
-
     /// Checks that the device process of a switch can serve each of its ports.
     pub(super) fn check_ports(&self) -> Result<(), PlanError> {
         if self.daemon.domains == Domains::One {
             return Ok(());
         }
         for net in &self.net {
-            let PortPlan::Switch(port) = &net.port else { continue };
-            let key = net.needs_the_supervisor().filter(|_| port.is_apart);
-            if let Some(key) = key {
+            let PortPlan::Switch(_) = &net.port else { continue };
+            if let Some(key) = net.needs_the_supervisor() {
                 let problem = "the device process of a switch cannot serve it, which serves all \
                                ports of the switch";
                 return net.device.place.error(key, problem);
@@ -198,6 +175,9 @@ impl Plan {
         if let Some(wanted) = mixed.next() {
             let DevicePlan { place, limit, .. } = wanted.plan();
             let reason = match wanted.needs_the_supervisor() {
+                None if wanted.switch().is_some() => {
+                    "with domains = \"one\", the daemon itself serves its switch".to_owned()
+                }
                 None => "give it a domain, too".to_owned(),
                 Some(key) => format!("no device process serves {}", place.key(key)),
             };

@@ -178,7 +178,7 @@ impl NetPlan {
             | PortPlan::TapFds(_)
             | PortPlan::Macvtap { name: _ } => Some(PortSpec::Interface { merge: self.merge }),
             // A command of its own says which port of the switch it is.
-            PortPlan::Switch(port) => port.is_apart.then_some(PortSpec::Switch),
+            PortPlan::Switch(_) => Some(PortSpec::Switch),
             // The supervisor itself serves a guest whose memory it registers.
             PortPlan::Xdp { name: _, zero_copy } => (!zero_copy).then_some(PortSpec::Xdp),
         }

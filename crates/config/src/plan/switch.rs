@@ -63,19 +63,9 @@ pub struct SwitchPortPlan {
     pub macs_max: u32,
     /// Frames a second to all ports that the port may send.
     pub floods_max: u32,
-    /// A device process can serve the switch. Known once the port is in a plan.
-    #[serde(skip)]
-    pub is_apart: bool,
 }
 
 impl SwitchPlan {
-    /// True if a device process can serve the switch, and so all of its ports.
-    #[must_use]
-    pub fn is_apart(&self) -> bool {
-        // The process of a switch takes no socket of AF_XDP.
-        self.uplink.is_none() || self.uplink_kind != UplinkKind::Xdp
-    }
-
     /// The switch for its device process.
     #[must_use]
     pub fn spec(&self) -> SwitchSpec {
@@ -156,7 +146,6 @@ impl SwitchPortPlan {
             anti_spoof: raw.anti_spoof,
             macs_max: raw.macs_max.unwrap_or(MACS_MAX),
             floods_max: raw.floods_max.unwrap_or(FLOODS_MAX),
-            is_apart: false,
         }))
     }
 
@@ -178,7 +167,6 @@ impl SwitchPortPlan {
             floods_max,
             // The process has one switch.
             switch: _,
-            is_apart: _,
         } = self;
         let vlans = match vlan {
             Some(vlan) => VlansSpec::Access(*vlan),

@@ -35,3 +35,4 @@ mod users;
 mod view;
 mod ways;
 mod xdp;
+mod xdp_uplink;

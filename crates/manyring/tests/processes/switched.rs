@@ -12,10 +12,10 @@ use manyring_driver::{NetDriver, NetDriverOptions};
 use manyring_wire::net::RawNetHeader;
 use rustix::process::{Pid, Signal, kill_process};
 
-const SWITCH: &str = "switch:s0";
+pub(crate) const SWITCH: &str = "switch:s0";
 
 /// The configuration of a daemon whose devices are apart, with this switch and these ports.
-fn config(switch: &str, ports: &[(&str, &str)]) -> String {
+pub(crate) fn config(switch: &str, ports: &[(&str, &str)]) -> String {
     let mut text = format!("[daemon]\ncontrol = '@/control'\n[[switch]]\nname = 's0'\n{switch}\n");
     for (name, keys) in ports {
         text +=
@@ -35,7 +35,7 @@ fn frame(to: [u8; 6], from: u8, number: u64) -> Vec<u8> {
     frame
 }
 
-fn connect(daemon: &Daemon, name: &str) -> NetDriver {
+pub(crate) fn connect(daemon: &Daemon, name: &str) -> NetDriver {
     NetDriver::connect(&daemon.socket_of(name), &NetDriverOptions::default()).unwrap()
 }
 
@@ -64,7 +64,7 @@ fn heard(guest: &mut NetDriver) -> Vec<Vec<u8>> {
 }
 
 /// Sends until the other one has heard it; all that came to that one until then.
-fn says(
+pub(crate) fn says(
     guest: &mut NetDriver,
     from: u8,
     (other, to): (&mut NetDriver, u8),
@@ -199,10 +199,10 @@ fn a_switch_is_shown_alike_in_the_daemon_and_in_a_device_process() {
 }
 
 const UPLINK: &str = "uplink = 'up0'";
-const PORTS: [(&str, &str); 2] = [("a", "mac = '02:00:00:00:00:22'"), ("b", "")];
+pub(crate) const PORTS: [(&str, &str); 2] = [("a", "mac = '02:00:00:00:00:22'"), ("b", "")];
 
 /// Guest and host hear each other.
-fn reaches(guest: &mut NetDriver, host: &Host, bytes: &[u8]) {
+pub(crate) fn reaches(guest: &mut NetDriver, host: &Host, bytes: &[u8]) {
     let is_heard = wait_until(|| {
         put(guest, &datagram(1, bytes));
         std::iter::from_fn(|| host.try_receive()).any(|came| came == bytes)

@@ -25,11 +25,11 @@ const CONFIG: &str = "[daemon]\ncontrol = '@/control'\nworkers = 1\n\
     [[net]]\nname = 'lan'\nsocket_path = '@/lan'\nxdp = 'v0'\nup = true\ndomain = 'a'\n\
     [[net]]\nname = 'other'\nsocket_path = '@/other'\nxdp = 'w0'\nup = true\ndomain = 'b'\n";
 const NAMES: [&str; 3] = ["lan", "other", "control"];
-const XDP: u64 = 44;
-const SOL_XDP: u64 = 283;
+pub(crate) const XDP: u64 = 44;
+pub(crate) const SOL_XDP: u64 = 283;
 
 /// Makes a cable from `near` to `far`, which leaves no checksum unfinished.
-fn make_cable(near: &str, far: &str) {
+pub(crate) fn make_cable(near: &str, far: &str) {
     run(&format!("ip link add {near} type veth peer name {far}"));
     run(&format!("ip link set {near} address 02:00:00:00:00:01"));
     run(&format!("ethtool -K {far} tx off"));
@@ -79,7 +79,7 @@ fn talks(guest: &mut NetDriver, host: &Host, mark: &[u8]) {
 }
 
 /// The targets of the descriptors of a process, with their numbers.
-fn fds(process: i32) -> Vec<(u64, PathBuf)> {
+pub(crate) fn fds(process: i32) -> Vec<(u64, PathBuf)> {
     let fds = std::fs::read_dir(format!("/proc/{process}/fd")).unwrap().flatten();
     let target = |fd: std::fs::DirEntry| {
         let number = fd.file_name().to_str()?.parse().ok()?;
@@ -191,7 +191,7 @@ fn a_device_process_that_is_taken_has_its_own_sockets_and_makes_binds_and_change
 }
 
 /// Copies of the sockets of AF_XDP that a device process has.
-fn sockets_of(daemon: &Daemon, domain: &str) -> Vec<OwnedFd> {
+pub(crate) fn sockets_of(daemon: &Daemon, domain: &str) -> Vec<OwnedFd> {
     let process = pid(daemon, domain);
     let pidfd = pidfd_open(process, PidfdFlags::empty()).unwrap();
     let all = fds(process.as_raw_nonzero().get()).into_iter();

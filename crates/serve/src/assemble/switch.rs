@@ -74,7 +74,7 @@ impl AdoptedFds {
 #[derive(Clone, Debug, Default)]
 pub struct Switches {
     all: Arc<Mutex<BTreeMap<String, Running>>>,
-    /// Device processes serve those that they can.
+    /// Device processes serve them.
     are_apart: bool,
     adopted_fds: AdoptedFds,
 }
@@ -172,7 +172,7 @@ impl Switches {
 
     fn made_one(&self, plan: &SwitchPlan) -> Result<Running, AssembleError> {
         let host = self.opened(plan)?;
-        if self.are_apart && plan.is_apart() {
+        if self.are_apart {
             let uplink = host.map(|port| owned(plan, port));
             return Ok(Running::Apart(SwitchHost::new(plan, uplink)));
         }
@@ -191,7 +191,8 @@ impl Switches {
     fn opened(&self, plan: &SwitchPlan) -> Result<Option<Arc<dyn Port>>, AssembleError> {
         let failed = |source| AssembleError::Port { at: plan.place.at("uplink"), source };
         let left = || self.adopted_fds.take(&domain_of_switch(&plan.name));
-        let open = |name: &str| interface(name, plan.uplink_kind, left()).map_err(failed);
+        let open =
+            |name: &str| interface(name, plan.uplink_kind, left(), self.are_apart).map_err(failed);
         plan.uplink.as_deref().map(open).transpose()
     }
 
@@ -265,8 +266,13 @@ pub(crate) fn carried(
 }
 
 /// Opens an interface with one queue, and leaves it as it is. `left`: the queue of the tap that
-/// another process has left, if there is one.
-fn interface(name: &str, kind: UplinkKind, left: Vec<OwnedFd>) -> Result<Arc<dyn Port>, TapError> {
+/// another process has left, if there is one. `lends`: a device process carries its frames.
+fn interface(
+    name: &str,
+    kind: UplinkKind,
+    left: Vec<OwnedFd>,
+    lends: bool,
+) -> Result<Arc<dyn Port>, TapError> {
     let (name, queue_pairs, mtu, up) = (name.to_owned(), 1, None, None);
     Ok(match kind {
         UplinkKind::Tap => Arc::new(tap(name, left)?),
@@ -281,7 +287,7 @@ fn interface(name: &str, kind: UplinkKind, left: Vec<OwnedFd>) -> Result<Arc<dyn
             mtu,
             up,
             zero_copy: false,
-            lends: false,
+            lends,
         })?),
     })
 }

@@ -5,8 +5,10 @@ use crate::assemble::port::{facts_of, host_filter};
 use crate::assemble::switch::{carried, of_switch, of_switch_port};
 use crate::supervisor_client::SupervisorClient;
 use crate::times::UPLINK_RETRY;
+use manyring_backend::net::Port;
 use manyring_backend::net::switch::{Switch, SwitchPort};
 use manyring_backend::net::tap::lent::{Facts, Lent, LentPort};
+use manyring_backend::net::xdp::lent::XdpLentPort;
 use manyring_engine::aside;
 use manyring_protocol::message::{PortFacts, PortFilter};
 use manyring_protocol::switch::{SwitchPortSpec, SwitchSpec};
@@ -33,8 +35,55 @@ struct ProcessUplink {
     facts: Facts,
     supervisor: SupervisorClient,
     /// The interface; it ends when this is dropped.
-    host: watch::Sender<Arc<LentPort>>,
+    host: watch::Sender<HostPort>,
     carries: JoinHandle<()>,
+}
+
+/// The interface of an uplink, on what the supervisor has opened of it.
+#[derive(Clone)]
+enum HostPort {
+    /// The queue of a tap or a macvtap.
+    Queue(Arc<LentPort>),
+    /// A socket of AF_XDP, and its memory.
+    Xdp(Arc<XdpLentPort>),
+}
+
+impl HostPort {
+    /// # Errors
+    /// `EINVAL`: an uplink has one queue; the descriptors are others. Any other: the memory or the
+    /// rings of a socket cannot be mapped.
+    fn new(
+        facts: Facts,
+        queues: Vec<OwnedFd>,
+        supervisor: &SupervisorClient,
+    ) -> Result<Self, Errno> {
+        let owner = Arc::new(supervisor.clone());
+        let is_xdp = facts.chunk.is_some();
+        // The memory of sockets comes with them.
+        if queues.len() != 1 + usize::from(is_xdp) {
+            return Err(Errno::INVAL);
+        }
+        let lent = Lent { facts, queues, table: None };
+        Ok(match is_xdp {
+            true => Self::Xdp(Arc::new(XdpLentPort::new(lent, owner)?)),
+            false => Self::Queue(Arc::new(LentPort::new(lent, false, owner)?)),
+        })
+    }
+
+    /// The interface is gone.
+    fn lose(&self) {
+        match self {
+            Self::Queue(port) => port.lose(),
+            Self::Xdp(port) => port.lose(),
+        }
+    }
+
+    fn port(&self) -> Arc<dyn Port> {
+        match self {
+            Self::Queue(port) => port.clone(),
+            Self::Xdp(port) => port.clone(),
+        }
+    }
 }
 
 impl ProcessSwitch {
@@ -88,11 +137,15 @@ impl ProcessSwitch {
     ///
     /// # Errors
     /// There is no uplink, or not one queue.
-    pub(super) fn renew(&self, queues: Vec<OwnedFd>, filter: PortFilter) -> Result<(), Errno> {
+    pub(super) fn renew(
+        &self,
+        queues: Vec<OwnedFd>,
+        (filter, chunk): (PortFilter, Option<u32>),
+    ) -> Result<(), Errno> {
         let ProcessUplink { facts, supervisor, host, .. } =
             self.uplink.as_ref().ok_or(Errno::INVAL)?;
-        let facts = Facts { host_filter: host_filter(filter), ..facts.clone() };
-        host.send_replace(lent(facts, queues, supervisor)?);
+        let facts = Facts { host_filter: host_filter(filter), chunk, ..facts.clone() };
+        host.send_replace(HostPort::new(facts, queues, supervisor)?);
         Ok(())
     }
 
@@ -112,35 +165,19 @@ impl ProcessUplink {
         queues: Vec<OwnedFd>,
         supervisor: SupervisorClient,
     ) -> Result<Self, Errno> {
-        let (host, hosts) = watch::channel(lent(facts.clone(), queues, &supervisor)?);
+        let (host, hosts) = watch::channel(HostPort::new(facts.clone(), queues, &supervisor)?);
         let carries = tokio::spawn(carry(switch.clone(), facts.interface.clone(), hosts));
         Ok(Self { facts, supervisor, host, carries })
     }
 }
 
-/// A port on the queue of an uplink.
-///
-/// # Errors
-/// `EINVAL`: an uplink has one queue.
-fn lent(
-    facts: Facts,
-    queues: Vec<OwnedFd>,
-    supervisor: &SupervisorClient,
-) -> Result<Arc<LentPort>, Errno> {
-    if queues.len() != 1 {
-        return Err(Errno::INVAL);
-    }
-    let lent = Lent { facts, queues, table: None };
-    Ok(Arc::new(LentPort::new(lent, false, Arc::new(supervisor.clone()))?))
-}
-
 /// Carries frames between the switch and whichever interface there is, until there is none. It
 /// starts beside the control thread, which answers what the start asks of the supervisor.
-async fn carry(switch: Arc<Switch>, interface: String, mut hosts: watch::Receiver<Arc<LentPort>>) {
+async fn carry(switch: Arc<Switch>, interface: String, mut hosts: watch::Receiver<HostPort>) {
     let (mut is_told, mut is_again) = (false, false);
     loop {
         let (host, of, name) =
-            (hosts.borrow_and_update().clone(), switch.clone(), interface.clone());
+            (hosts.borrow_and_update().port(), switch.clone(), interface.clone());
         let is_over = match aside(move || carried(&of, &name, host)).await {
             Some(Ok(uplink)) => {
                 is_told = false;

@@ -14,7 +14,7 @@ use super::handoff::{DeviceHandoff, HandoffMessage};
 use super::leases::Leases;
 use super::limits::Limits;
 use super::process::DeviceProcess;
-use super::request_server::{RequestServer, left_of, lent};
+use super::request_server::{RequestServer, left_of, lent, let_go};
 use manyring_config::plan::domain_of_switch;
 use manyring_device::Owned;
 use manyring_device::net::{NetSide, OwnedPort};
@@ -30,16 +30,22 @@ pub(super) async fn keep_switch(process: Arc<DeviceProcess>) {
     let Some(asked) = lock(asked).take() else { return };
     let _lent = host.unlent().await;
     let (spec, owned) = host.given();
+    if let Some(uplink) = &owned {
+        // Who keeps a socket of AF_XDP of the process before this one sends on the interface.
+        let is_let_go = tokio::select! {
+            is_let_go = let_go(uplink, Some(process.name())) => is_let_go,
+            () = process.ended() => return,
+        };
+        if let Err(error) = is_let_go {
+            return has_no_uplink(&process, host, &error);
+        }
+    }
     let joins = owned.as_ref().map_or(0, |uplink| uplink.outside().joins);
     let (uplink, fds) = match &owned {
         None => (None, Vec::new()),
         Some(uplink) => match lent(uplink).await {
             Ok(lent) => lent,
-            Err(error) => {
-                let switch = host.name();
-                tracing::error!(switch, error, "handing over the uplink failed");
-                return process.end("it has no uplink");
-            }
+            Err(error) => return has_no_uplink(&process, host, &error),
         },
     };
     let device = process.name().to_owned();
@@ -50,6 +56,12 @@ pub(super) async fn keep_switch(process: Arc<DeviceProcess>) {
         () = serve_uplink(&process, host, (owned, joins), asked) => {}
         () = process.follow_ports() => {}
     }
+}
+
+/// Ends the process of a switch, which cannot be given its uplink. The next one is given it.
+fn has_no_uplink(process: &DeviceProcess, host: &SwitchHost, error: &str) {
+    tracing::error!(switch = host.name(), error, "handing over the uplink failed");
+    process.end("it has no uplink");
 }
 
 /// Serves the requests for the uplink until the process has left it.
@@ -137,6 +149,15 @@ impl Processes {
         if let Some(process) = process {
             process.leave("its switch has other settings");
         }
+    }
+
+    /// The switches whose uplink has a program of this supervisor on its interface.
+    pub(super) fn bound_uplinks(&self) -> Vec<String> {
+        let is_bound = |host: &Arc<SwitchHost>| {
+            host.uplink().is_some_and(|uplink| uplink.port().kind() == "xdp")
+        };
+        let all = self.switches.all_apart().into_iter().filter(is_bound);
+        all.map(|host| host.name().to_owned()).collect()
     }
 
     /// The messages that hand the uplinks of all switches to another supervisor. The device

@@ -141,10 +141,11 @@ impl Processes {
         let served = shown.served.iter().filter(is_here);
         let unisolated: Vec<_> = served.filter(|device| !self.has_front(device)).cloned().collect();
         let names = |of: &[String]| of.iter().filter(is_here).cloned().collect::<Vec<_>>();
+        let bound = names(&shown.bound).into_iter().chain(self.bound_uplinks()).collect();
         for (names, problem) in [
             (unisolated, "not served by a device process"),
             (names(&shown.helped), "images of helpers are not handed over"),
-            (names(&shown.bound), "interfaces by AF_XDP are not handed over"),
+            (bound, "interfaces by AF_XDP are not handed over"),
         ] {
             if !names.is_empty() {
                 return Err(format!("{problem}: {}", names.join(", ")));
