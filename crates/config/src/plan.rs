@@ -29,7 +29,7 @@ pub use access::AccessPlan;
 pub use allowed_path::Pinned;
 pub use blk::{BlkPlan, DiskKind, DiskPlan, NUM_QUEUES};
 pub use daemon::{DaemonPlan, Domains};
-pub use domain::{ANY_USER, PROCESS_WORKERS_MAX, SWITCH, XEN, domain_of_switch};
+pub use domain::{ANY_USER, SWITCH, XEN, domain_of_switch};
 pub use format::{Format, HelperPlan, helped};
 pub use limit::{GroupPlan, LimitPlan};
 pub use moderation::ModerationPlan;
@@ -172,7 +172,6 @@ impl Plan {
         let xens = self.xen_blk.iter().map(|xen| (&xen.place, &xen.limit, Of::Disk));
         limit::check(&self.limit, blks.chain(nets).chain(xens))?;
         uplinks::check(self)?;
-        self.check_ports()?;
         self.check_groups()
     }
 

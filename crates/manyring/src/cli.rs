@@ -93,6 +93,9 @@ pub(crate) struct DeviceProcessArgs {
     /// The process keeps the requests by which the disks of Xen guests are served.
     #[arg(long)]
     pub(crate) xen: bool,
+    /// The number of io_urings that the process makes, one for each worker [default: 16 at most].
+    #[arg(long, value_name = "N", require_equals = true)]
+    pub(crate) rings: Option<usize>,
     /// Try what it has given up, and end.
     #[arg(long)]
     pub(crate) show: bool,

@@ -135,7 +135,6 @@ impl BlkPlan {
             fault: raw.fault.map(Into::into),
             device,
         };
-        blk.check_domain()?;
         Ok(blk)
     }
 

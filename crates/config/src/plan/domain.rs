@@ -1,6 +1,6 @@
 //! Which process serves a device: the key `domain`, and what a device process cannot serve.
 
-use super::{BlkPlan, DevicePlan, Domains, NetPlan, Plan, PlanError, PortPlan, XenBlkPlan};
+use super::{DevicePlan, Domains, NetPlan, Plan, PlanError, PortPlan, XenBlkPlan};
 use super::{Wanted, is_device_name};
 use std::collections::BTreeSet;
 
@@ -9,8 +9,6 @@ pub const ANY_USER: &str = "user:";
 /// Prefix of the domains of switches: all ports of one share a device process, since one copy
 /// needs the memory of all their guests.
 pub const SWITCH: &str = "switch:";
-/// Workers of a device process at most.
-pub const PROCESS_WORKERS_MAX: usize = 16;
 /// Prefix of the domains of Xen guests. A domain that a configuration names has no colon.
 pub const XEN: &str = "xen:";
 
@@ -35,23 +33,6 @@ impl DevicePlan {
             None => Ok(()),
         }
     }
-
-    /// The key, if any, for which only the supervisor can serve the device.
-    fn needs_the_supervisor(&self) -> Option<&'static str> {
-        let is_beyond = |worker: &usize| *worker >= PROCESS_WORKERS_MAX;
-        self.queue_workers.iter().any(is_beyond).then_some("queue_workers")
-    }
-}
-
-impl BlkPlan {
-    /// Checks the domain that the disk names, if it names one.
-    pub(super) fn check_domain(&self) -> Result<(), PlanError> {
-        self.device.check_domain(self.needs_the_supervisor())
-    }
-
-    fn needs_the_supervisor(&self) -> Option<&'static str> {
-        self.device.needs_the_supervisor()
-    }
 }
 
 impl NetPlan {
@@ -63,7 +44,7 @@ impl NetPlan {
     }
 
     fn needs_the_supervisor(&self) -> Option<&'static str> {
-        self.device.needs_the_supervisor().or(match &self.port {
+        match &self.port {
             // A guest's memory is registered where it is mapped, and the supervisor maps none.
             PortPlan::Xdp { zero_copy: true, .. } => Some("zero_copy"),
             PortPlan::Switch(_)
@@ -72,7 +53,7 @@ impl NetPlan {
             | PortPlan::Tap { .. }
             | PortPlan::TapFds(_)
             | PortPlan::Macvtap { .. } => None,
-        })
+        }
     }
 }
 
@@ -99,7 +80,7 @@ impl Wanted {
     /// The key for which no device process serves a device that names no domain.
     fn needs_the_supervisor(&self) -> Option<&'static str> {
         match self {
-            Self::Blk(blk) => blk.needs_the_supervisor(),
+            Self::Blk(_) => None,
             Self::Net(net) => net.needs_the_supervisor(),
         }
     }
@@ -125,22 +106,6 @@ pub fn domain_of_switch(name: &str) -> String {
 }
 
 impl Plan {
-    /// Checks that the device process of a switch can serve each of its ports.
-    pub(super) fn check_ports(&self) -> Result<(), PlanError> {
-        if self.daemon.domains == Domains::One {
-            return Ok(());
-        }
-        for net in &self.net {
-            let PortPlan::Switch(_) = &net.port else { continue };
-            if let Some(key) = net.needs_the_supervisor() {
-                let problem = "the device process of a switch cannot serve it, which serves all \
-                               ports of the switch";
-                return net.device.place.error(key, problem);
-            }
-        }
-        Ok(())
-    }
-
     /// The devices that the daemon itself serves although its guests are to be apart, each with the
     /// key that no device process can serve.
     pub fn unisolated(&self) -> Vec<(String, &'static str)> {
@@ -212,6 +177,8 @@ mod tests {
         assert_eq!(domain_of("domains = 'device'", "null = true\npcap = '/p'"), is("device:a"));
         assert_eq!(domain_of("domains = 'device'", "xdp = 'x'"), is("device:a"));
         assert_eq!(domain_of("domains = 'device'", "memory = '1G'"), is("device:a"));
+        let last = "null = '1G'\nqueue_workers = [255]";
+        assert_eq!(domain_of("workers = 256\ndomains = 'device'", last), is("device:a"));
         let limited = "null = '1G'\nlimit = { iops = 5 }\n";
         assert_eq!(domain_of("domains = 'device'", limited), is("device:a"));
         assert_eq!(domain_of("domains = 'user'", "null = '1G'"), is("user:"));
@@ -220,7 +187,6 @@ mod tests {
         for (daemon, device, key) in [
             ("domains = 'users'", "null = '1G'", "domains"),
             ("", "null = '1G'\ndomain = 'a:b'", "domain"),
-            ("workers = 17", "null = '1G'\nqueue_workers = [16]\ndomain = 'b'", "queue_workers"),
             ("", "xdp = 'x'\nzero_copy = true\ndomain = 'b'", "zero_copy"),
         ] {
             let error = domain_of(daemon, device).unwrap_err();
@@ -231,16 +197,13 @@ mod tests {
     #[test]
     fn what_no_device_process_serves_is_told_with_its_key() {
         let devices = "[[blk]]\nname = 'a'\nsocket_path = '/a'\nnull = '1G'\n\
-            [[blk]]\nname = 'b'\nsocket_path = '/b'\nqueue_workers = [16]\nnull = '1G'\n\
             [[net]]\nname = 'c'\nsocket_path = '/c'\nxdp = 'x'\nzero_copy = true\npcap = '/p'\n\
             [[limit]]\nname = 'g'\niops = 5\n[[xen_blk]]\nname = 'd'\nsimulated = '/d'\n\
             [[xen_blk]]\nname = 'e'\nsimulated = '/e'\nlimit = { group = 'g' }\n";
-        let unisolated = |daemon: &str| {
-            parse(&format!("[daemon]\nworkers = 17\n{daemon}\n{devices}")).unwrap().unisolated()
-        };
+        let unisolated =
+            |daemon: &str| parse(&format!("[daemon]\n{daemon}\n{devices}")).unwrap().unisolated();
         assert_eq!(unisolated("domains = 'one'"), []);
-        let apart = [("b", "queue_workers"), ("c", "zero_copy")];
-        let apart = apart.map(|(name, key)| (name.to_owned(), key));
+        let apart = [("c".to_owned(), "zero_copy")];
         for daemon in ["", "domains = 'user'", "domains = 'device'"] {
             assert_eq!(unisolated(daemon), apart, "{daemon}");
         }
@@ -279,12 +242,9 @@ mod tests {
                 assert_eq!(plan(daemon, devices), Ok(()), "{daemon} {devices:?}");
             }
         }
-        assert_eq!(plan("workers = 17", [wide, wide]), Ok(()));
         assert_eq!(plan("domains = 'one'", ["", ""]), Ok(()));
         let said = |daemon, devices| plan(daemon, devices).unwrap_err();
-        let error = said("workers = 17", [x, wide]);
-        assert!(error.contains("b: limit.group: \"g\" has devices of device processes"), "{error}");
-        assert!(error.contains("serves queue_workers"), "{error}");
+        assert_eq!(plan("workers = 17", [x, wide]), Ok(()));
         let error = said("domains = 'one'", ["", y]);
         assert!(error.contains("a: limit.group") && error.contains("a domain, too"), "{error}");
     }

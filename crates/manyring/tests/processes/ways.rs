@@ -4,10 +4,10 @@
 use crate::domain::{disk, pid, process, serve};
 use crate::support::client::Client;
 use crate::support::process::{Daemon, TIMEOUT, end_of, kill_and_reap, wait_until};
-use crate::support::program::{manyring, output_of, shown};
+use crate::support::program::{http_json, shown};
 use manyring_driver::{BlkDriver, BlkDriverOptions};
 use manyring_engine::allowed_cpus;
-use rustix::process::{Signal, kill_process};
+use rustix::process::{Pid, Signal, kill_process};
 use std::io::{Read, Write};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -123,7 +123,7 @@ fn a_socket_that_is_handed_in_listens_for_a_device_process_and_keeps_its_name() 
     }
     let control = folder.path().join("control");
     assert_eq!(shown(&control, "/v1/devices/f")["process"], "f");
-    kill_process(rustix::process::Pid::from_child(&started.0), Signal::TERM).unwrap();
+    kill_process(Pid::from_child(&started.0), Signal::TERM).unwrap();
     assert!(wait_until(|| started.0.try_wait().unwrap().is_some()));
     assert!(path.exists());
 }
@@ -171,14 +171,67 @@ fn workers_of_a_device_process_serve_the_queues_and_have_the_cpus_that_were_chos
     assert!(daemon.terminate().success());
 }
 
+/// The io_urings that a process has open, and its threads.
+fn rings_and_threads(process: Pid) -> (usize, usize) {
+    let process = process.as_raw_nonzero();
+    let entries = |of: &str| std::fs::read_dir(format!("/proc/{process}/{of}")).unwrap().flatten();
+    let target = |fd: std::fs::DirEntry| std::fs::read_link(fd.path()).ok();
+    let fds = entries("fd").filter_map(target);
+    let rings = fds.filter(|target| target.to_string_lossy().contains("[io_uring]")).count();
+    (rings, entries("task").count())
+}
+
+/// The workers that serve the first two queues of a disk, which answer.
+fn workers_of(daemon: &Daemon, name: &str, guest: &mut BlkDriver) -> [serde_json::Value; 2] {
+    for queue in &mut guest.queues {
+        queue.read(0, &mut [0; 4096]).unwrap();
+    }
+    let shown = shown(&daemon.socket_of("control"), &format!("/v1/devices/{name}"));
+    [0, 1].map(|n| shown["queues"][n]["counters"]["worker"].clone())
+}
+
 #[test]
-fn a_worker_that_no_device_process_has_is_refused_by_its_key() {
-    let folder = tempfile::tempdir().unwrap();
-    let file = folder.path().join("manyring.toml");
-    let table = disk("a", "null = '1M'\nqueue_workers = [16]\ndomain = 'a'\n");
-    let text = format!("[daemon]\nworkers = 17\n{table}");
-    std::fs::write(&file, text.replace('@', "/nowhere")).unwrap();
-    let output = output_of(manyring().args(["run", "--config"]).arg(&file));
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert!(!output.status.success() && said.contains("queue_workers"), "{said}");
+fn a_device_process_has_as_many_workers_as_the_queues_of_its_devices_are_given() {
+    const USUAL: usize = 16;
+    const ALL: usize = 256;
+    let queues = "memory = '16M'\n";
+    let wide = disk("wide", &format!("{queues}queue_workers = [{}, 16]\ndomain = 'a'\n", ALL - 1));
+    let usual = disk("usual", &format!("{queues}domain = 'b'\n"));
+    let daemon = serve(&format!("workers = {ALL}\n"), &(wide + &usual), &["wide", "usual"]);
+    let options = BlkDriverOptions { queues: 2, ..BlkDriverOptions::default() };
+    let connect = |name: &str| BlkDriver::connect(&daemon.socket_of(name), &options).unwrap();
+    let mut usual = connect("usual");
+    workers_of(&daemon, "usual", &mut usual);
+    let (rings, threads) = rings_and_threads(pid(&daemon, "b"));
+    // Where the kernel refuses all rings, workers do without.
+    assert!([0, USUAL].contains(&rings), "{rings}");
+    assert!(threads < USUAL, "workers are started when they have work: {threads}");
+    for _ in 0..2 {
+        let mut wide = connect("wide");
+        assert_eq!(workers_of(&daemon, "wide", &mut wide), [ALL - 1, 16]);
+        let (all, threads) = rings_and_threads(pid(&daemon, "a"));
+        assert_eq!(all, if rings == 0 { 0 } else { ALL });
+        assert!(threads < USUAL, "it has no thread for workers without a queue: {threads}");
+        let workers = shown(&daemon.socket_of("control"), "/v1/workers");
+        let last =
+            |worker: &serde_json::Value| worker["process"] == "a" && worker["index"] == ALL - 1;
+        assert!(workers["workers"].as_array().unwrap().iter().any(last), "{workers}");
+        drop(wide);
+        kill_process(pid(&daemon, "a"), Signal::KILL).unwrap();
+    }
+    // A device that comes to a domain whose process has fewer workers than it needs: the next
+    // process has them, and the front-ends that are there go on with it.
+    let put = serde_json::json!({
+        "kind": "blk", "socket_path": daemon.socket_of("late"), "memory": "16M", "num_queues": 2,
+        "queue_workers": [200, 0], "domain": "b",
+    });
+    let control = daemon.socket_of("control");
+    let (status, answer) = http_json(&control, "PUT", "/v1/devices/late", &put.to_string());
+    assert_eq!(status, 201, "{answer}");
+    let mut late = connect("late");
+    assert_eq!(workers_of(&daemon, "late", &mut late), [200, 0]);
+    workers_of(&daemon, "usual", &mut usual);
+    assert_eq!(process(&daemon, "b")["starts"], 2, "{}", daemon.log());
+    assert!(!daemon.log().contains("is not followed"), "{}", daemon.log());
+    assert!(daemon.terminate().success());
 }

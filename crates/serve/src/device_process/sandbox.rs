@@ -24,7 +24,7 @@ use landlock::{
 };
 use manyring_backend::sys::starter::{self, ThreadRole};
 use manyring_backend::sys::{denied, uring};
-use manyring_config::plan::{PROCESS_WORKERS_MAX, Sandbox};
+use manyring_config::plan::Sandbox;
 use rustix::fd::AsFd;
 use rustix::thread::{CapabilitySet, CapabilitySets};
 use seccompiler::SeccompCmpOp::MaskedEq;
@@ -33,12 +33,16 @@ use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fmt::Write;
 use std::sync::mpsc::channel;
-use std::sync::{Once, OnceLock};
+use std::sync::{Arc, Once, OnceLock};
 
 /// The option with which the device process of Xen guests is started.
 pub const XEN_OPTION: &str = "--xen";
-/// Rings of a device process, of 220 KiB each: one for each worker that it may have.
-const RINGS_MAX: usize = PROCESS_WORKERS_MAX;
+/// The option that gives the workers of a device process, where an operator has chosen more than
+/// the usual ones for queues of its devices.
+const RINGS_OPTION: &str = "--rings=";
+/// Workers that a device process has at most, if no queue of its devices is to have a further one.
+/// Each has a ring of 220 KiB, which is made before the first device is known.
+const RINGS_USUAL: usize = 16;
 
 /// The number of rings that exist.
 static RINGS: OnceLock<usize> = OnceLock::new();
@@ -50,6 +54,23 @@ pub(super) fn workers_max(workers: usize) -> usize {
         None | Some(0) => workers,
         Some(rings) => workers.min(*rings),
     }
+}
+
+/// The options of a device process, `usual` and one more if one of its devices has a queue that is
+/// to be served by the last of `workers` workers and that worker is none of the usual ones.
+#[must_use]
+pub fn arguments_for(usual: &Arc<[OsString]>, workers: usize) -> Arc<[OsString]> {
+    if workers <= RINGS_USUAL {
+        return usual.clone();
+    }
+    let rings = format!("{RINGS_OPTION}{workers}").into();
+    usual.iter().cloned().chain([rings]).collect()
+}
+
+/// True if a process with these options has only what every domain may need.
+#[must_use]
+pub fn are_usual(arguments: &[OsString]) -> bool {
+    !arguments.iter().filter_map(|argument| argument.to_str()).any(|a| a.starts_with(RINGS_OPTION))
 }
 
 /// Drops the rights, if the program was started as a device process; a supervisor drops fewer. Runs
@@ -80,10 +101,14 @@ pub fn enter(arguments: &[OsString]) -> Result<(), String> {
     }
     // Before rights are dropped: a host may allow rings for root alone.
     if !arguments.iter().any(|argument| argument == "--no-io-uring") {
-        let option =
-            |argument: &OsString| argument.to_str()?.strip_prefix("--workers=")?.parse().ok();
-        let workers: usize = arguments.iter().find_map(option).unwrap_or(1);
-        let _ = RINGS.set(uring::reserve(workers.min(RINGS_MAX)));
+        let number = |option: &str| {
+            let number =
+                |argument: &OsString| argument.to_str()?.strip_prefix(option)?.parse().ok();
+            arguments.iter().find_map(number)
+        };
+        let workers: usize = number("--workers=").unwrap_or(1);
+        let rings = number(RINGS_OPTION).unwrap_or(RINGS_USUAL);
+        let _ = RINGS.set(uring::reserve(workers.min(rings)));
     }
     super::identity::enter();
     // Set again, because a change of user resets it.

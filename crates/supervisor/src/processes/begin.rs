@@ -12,6 +12,7 @@
 
 use manyring_serve::byte_stream;
 use manyring_serve::channel::pair;
+use manyring_serve::device_process::sandbox::are_usual;
 use manyring_serve::reaper::{has_ended, reap};
 use manyring_serve::times::{WARM_DELAY, WARM_START};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -169,7 +170,10 @@ impl Starter {
             match order {
                 Ok(Order::DeviceProcess { arguments, spawned }) => {
                     let _ = spawned.send(self.process(&arguments));
-                    self.wanted = Some(arguments);
+                    // A process that few domains need is not kept warm.
+                    if are_usual(&arguments) {
+                        self.wanted = Some(arguments);
+                    }
                 }
                 Ok(Order::WarmProcess { arguments }) => self.prepare(&arguments, 1),
                 Ok(Order::WarmProcesses { arguments, count, begun }) => {

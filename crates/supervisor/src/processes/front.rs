@@ -61,7 +61,7 @@ pub(crate) async fn serve(
     let counts = Counts::new(view.side.stats.clone(), part.remote.clone());
     let counts = counts.map_err(|errno| io_error(errno.into()))?;
     let counts = Arc::new(counts.of_port(part.owned.as_port().map(|net| net.port().clone())));
-    let (asks, adopted_sessions) = processes.register(device);
+    let (asks, adopted_sessions) = processes.register(wanted.plan(), domain);
     let owner = adopted_sessions.first().map(|adopted_session| adopted_session.domain.clone());
     let waiting = inherited(processes, &journals, adopted_sessions);
     let LingeringIo { held, marks, part: _ } = processes.lingering_io(device);

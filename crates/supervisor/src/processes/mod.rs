@@ -70,7 +70,7 @@ use changes::Changes;
 use journal_store::JournalStore;
 use leases::Leases;
 use limits::Limits;
-use manyring_config::plan::{SWITCH, XEN};
+use manyring_config::plan::{ANY_USER, DevicePlan, SWITCH, XEN};
 use manyring_engine::aside;
 use manyring_serve::assemble::Switches;
 use manyring_serve::channel::Channel;
@@ -98,8 +98,8 @@ pub struct Processes {
     xen_arguments: Arc<[OsString]>,
     limits: Arc<watch::Sender<Arc<Limits>>>,
     leases: Leases,
-    /// The request queue of each device's front.
-    fronts: Arc<Mutex<HashMap<String, mpsc::Sender<Asked>>>>,
+    /// The front of each device.
+    fronts: Arc<Mutex<HashMap<String, Registered>>>,
     xens: Arc<Mutex<Vec<Xen>>>,
     /// True while no device process may start, because another supervisor takes over.
     pauses: Arc<watch::Sender<bool>>,
@@ -133,9 +133,22 @@ enum Asked {
     Shrink { size: u64, done: oneshot::Sender<Result<u64, Errno>> },
 }
 
+/// A device that has a front.
+#[derive(Debug)]
+struct Registered {
+    /// The request queue of the front.
+    asks: mpsc::Sender<Asked>,
+    /// The domain that the plan gives the device.
+    domain: String,
+    /// The workers that a process must have, so that the chosen ones serve the device's queues.
+    workers: usize,
+}
+
 #[derive(Debug)]
 struct Serving {
     process: Arc<DeviceProcess>,
+    /// The workers that the process was started for.
+    workers: usize,
     started: Instant,
     starts: u64,
     /// Shortest time between this start and the next one.
@@ -174,12 +187,29 @@ impl Processes {
     /// Registers the front of a device. Returns the queue of requests to the front, and the
     /// front-ends that an earlier supervisor handed over. The registration ends when the receiver
     /// is dropped.
-    fn register(&self, device: &str) -> (mpsc::Receiver<Asked>, Vec<AdoptedSession>) {
+    fn register(
+        &self,
+        device: &DevicePlan,
+        domain: &str,
+    ) -> (mpsc::Receiver<Asked>, Vec<AdoptedSession>) {
         let (asks, asked) = mpsc::channel(1);
         begin::prepare(self.arguments.clone());
+        let workers = device.queue_workers.iter().max().map_or(0, |last| last + 1);
+        let registered = Registered { asks, domain: domain.to_owned(), workers };
         let mut fronts = self.fronts.lock().unwrap_or_else(PoisonError::into_inner);
-        fronts.insert(device.to_owned(), asks);
-        (asked, self.adopted_sessions().remove(device).unwrap_or_default())
+        fronts.insert(device.name.clone(), registered);
+        (asked, self.adopted_sessions().remove(&device.name).unwrap_or_default())
+    }
+
+    /// The workers that a process of `domain` must have, so that the chosen ones serve the queues
+    /// of all devices that the process may be given.
+    fn workers_for(&self, domain: &str) -> usize {
+        let fronts = self.fronts.lock().unwrap_or_else(PoisonError::into_inner);
+        let may_be_given = |of: &&Registered| {
+            let is_of_a_user = of.domain == ANY_USER && domain.starts_with(ANY_USER);
+            (of.domain == domain || is_of_a_user) && !of.asks.is_closed()
+        };
+        fronts.values().filter(may_be_given).map(|of| of.workers).max().unwrap_or(0)
     }
 
     /// Registers the disks of a Xen for handoffs, as long as the receiver lives. The sender says
@@ -245,7 +275,7 @@ impl Processes {
 
     fn has_front(&self, device: &str) -> bool {
         let fronts = self.fronts.lock().unwrap_or_else(PoisonError::into_inner);
-        fronts.get(device).is_some_and(|asks| !asks.is_closed())
+        fronts.get(device).is_some_and(|of| !of.asks.is_closed())
     }
 
     /// Makes a disk in a device process smaller. The device process ends first, so that no request
@@ -259,7 +289,7 @@ impl Processes {
         let (done, is_done) = oneshot::channel();
         let front = {
             let fronts = self.fronts.lock().unwrap_or_else(PoisonError::into_inner);
-            fronts.get(device).cloned()
+            fronts.get(device).map(|of| of.asks.clone())
         };
         let asked = front.map(|front| front.try_send(Asked::Shrink { size, done }));
         if !matches!(asked, Some(Ok(()))) {
@@ -270,7 +300,8 @@ impl Processes {
 
     fn fronts(&self) -> Vec<mpsc::Sender<Asked>> {
         let fronts = self.fronts.lock().unwrap_or_else(PoisonError::into_inner);
-        fronts.values().filter(|asks| !asks.is_closed()).cloned().collect()
+        let asks = fronts.values().map(|of| &of.asks);
+        asks.filter(|asks| !asks.is_closed()).cloned().collect()
     }
 
     fn successor(&self) -> MutexGuard<'_, Option<Arc<Channel>>> {
@@ -335,16 +366,25 @@ impl Processes {
     }
 
     /// The device process of a domain, which is started if it does not run; waits for the end of
-    /// its predecessor as long as the kernel takes. `None`: no device process may start now.
+    /// its predecessor as long as the kernel takes. One that runs with fewer workers than the
+    /// domain's devices need now is followed by another one. `None`: no device process may start
+    /// now.
     async fn of(&self, domain: &str) -> Option<Arc<DeviceProcess>> {
         loop {
-            let of = |kept: &Serving| (kept.process.clone(), kept.started, kept.pause);
+            let workers = self.workers_for(domain);
+            let of = |kept: &Serving| {
+                let is_enough = kept.workers >= workers;
+                (kept.process.clone(), kept.started, kept.pause, is_enough)
+            };
             let before = self.lock().get(domain).map(of);
             let mut pause = START_BACKOFF;
             let mut members = None;
-            if let Some((process, started, paused)) = before {
+            if let Some((process, started, paused, is_enough)) = before {
                 if process.serves() {
-                    return Some(process);
+                    if is_enough {
+                        return Some(process);
+                    }
+                    process.leave("a device of its domain needs more workers");
                 }
                 self.unless_paused(process.ended()).await;
                 self.unless_paused(process.members().janitor.idle()).await;
@@ -373,8 +413,9 @@ impl Processes {
             let members =
                 members.unwrap_or_else(|| DomainMembers::of(domain, self.budgets.surplus(domain)));
             let is_xen = |domain: &str| domain.starts_with(XEN);
-            let arguments = if is_xen(domain) { &self.xen_arguments } else { &self.arguments };
-            let process = DeviceProcess::start(domain, arguments.clone(), members, switch);
+            let usual = if is_xen(domain) { &self.xen_arguments } else { &self.arguments };
+            let arguments = sandbox::arguments_for(usual, workers);
+            let process = DeviceProcess::start(domain, arguments, members, switch);
             if process.switch().is_some() {
                 tokio::spawn(switches::keep_switch(process.clone()));
             }
@@ -385,7 +426,7 @@ impl Processes {
                     kept.process.state() == State::Ended && kept.started.elapsed() > PROCESS_SHOWN;
                 !(is_xen(name) && is_over)
             });
-            kept.insert(domain.to_owned(), Serving { process, started, starts, pause });
+            kept.insert(domain.to_owned(), Serving { process, workers, started, starts, pause });
         }
     }
 
