@@ -172,6 +172,7 @@ impl Plan {
         let xens = self.xen_blk.iter().map(|xen| (&xen.place, &xen.limit, Of::Disk));
         limit::check(&self.limit, blks.chain(nets).chain(xens))?;
         uplinks::check(self)?;
+        self.check_domains()?;
         self.check_groups()
     }
 

@@ -10,33 +10,11 @@ use manyring_serve::output::Failure;
 use manyring_serve::times::{NAMES_END, WORKERS_END};
 use manyring_serve::{assemble, fds, log, service, signals};
 use manyring_supervisor::{devices, model, processes};
-use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use tokio::runtime::Runtime;
 use tokio::sync::{mpsc, oneshot, watch};
-
-/// Says of which devices guests are to be apart, and are not.
-pub(crate) fn tell_unisolated(plan: &Plan) {
-    /// Devices that a line names.
-    const NAMED_MAX: usize = 8;
-    let mut keys: BTreeMap<_, Vec<_>> = BTreeMap::new();
-    for (device, key) in plan.unisolated() {
-        keys.entry(key).or_default().push(device);
-    }
-    for (key, mut devices) in keys {
-        let others = devices.len().saturating_sub(NAMED_MAX);
-        devices.truncate(NAMED_MAX);
-        let devices = devices.join(", ");
-        tracing::warn!(
-            devices,
-            others,
-            key,
-            "no device process can serve this: the daemon itself does"
-        );
-    }
-}
 
 /// The runtime of the program: one thread.
 ///
@@ -121,7 +99,6 @@ async fn open(
             "--takeover: the running daemon died; the service manager starts the next".into()
         );
     }
-    tell_unisolated(plan);
     Ok((manager, before))
 }
 

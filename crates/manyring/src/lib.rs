@@ -23,7 +23,7 @@ mod top;
 
 use clap::Parser;
 use cli::{Cli, Command};
-use daemon::{RunFrom, look, runtime, serve, tell_unisolated};
+use daemon::{RunFrom, look, runtime, serve};
 use manyring_config as config;
 use manyring_serve::output::{self, Failure, print};
 use manyring_serve::{device_process, log};
@@ -86,7 +86,6 @@ fn handle(cli: Cli) -> Result<(), Failure> {
             let plan = config::read(&args.config)?;
             if args.print_plan {
                 look(&plan)?;
-                tell_unisolated(&plan);
                 let text = serde_json::to_string_pretty(&plan).map_err(|e| e.to_string())?;
                 return print(&(text + "\n"));
             }

@@ -1,4 +1,4 @@
-//! Which process serves a device: the key `domain`, and what a device process cannot serve.
+//! Which process serves a device: the key `domain`, and what no device process serves.
 
 use super::{DevicePlan, Domains, NetPlan, Plan, PlanError, PortPlan, XenBlkPlan};
 use super::{Wanted, is_device_name};
@@ -9,6 +9,11 @@ pub const ANY_USER: &str = "user:";
 /// Prefix of the domains of switches: all ports of one share a device process, since one copy
 /// needs the memory of all their guests.
 pub const SWITCH: &str = "switch:";
+/// Why no device process serves a port that registers a guest's memory: the process that has mapped
+/// the memory must do that, before the socket is bound.
+const UNBOUND: &str = "true is not served by a device process: it would have a socket of AF_XDP \
+                       that is not bound yet, which can be bound to any interface of the host; use \
+                       manyring net, or domains = \"one\"";
 /// Prefix of the domains of Xen guests. A domain that a configuration names has no colon.
 pub const XEN: &str = "xen:";
 
@@ -23,36 +28,18 @@ impl DevicePlan {
         }
         Ok(Self { domain, ..self })
     }
-
-    /// Checks that nothing of the device needs the daemon itself, if it names a domain.
-    fn check_domain(&self, needs: Option<&str>) -> Result<(), PlanError> {
-        match needs.filter(|_| self.domain.is_some()) {
-            Some(key) => self
-                .place
-                .error("domain", format!("cannot be combined with {}", self.place.key(key))),
-            None => Ok(()),
-        }
-    }
 }
 
 impl NetPlan {
-    /// Checks the domain that the device names, if it names one.
+    /// Checks that a port of a switch names no domain: all ports of a switch are in the domain of
+    /// the switch.
     pub(super) fn check_domain(&self) -> Result<(), PlanError> {
-        // All ports of a switch are in the domain of the switch.
-        let of_switch = matches!(self.port, PortPlan::Switch(_)).then_some("switch");
-        self.device.check_domain(self.needs_the_supervisor().or(of_switch))
-    }
-
-    fn needs_the_supervisor(&self) -> Option<&'static str> {
-        match &self.port {
-            // A guest's memory is registered where it is mapped, and the supervisor maps none.
-            PortPlan::Xdp { zero_copy: true, .. } => Some("zero_copy"),
-            PortPlan::Switch(_)
-            | PortPlan::Xdp { .. }
-            | PortPlan::Null { .. }
-            | PortPlan::Tap { .. }
-            | PortPlan::TapFds(_)
-            | PortPlan::Macvtap { .. } => None,
+        let DevicePlan { domain: Some(_), place, .. } = &self.device else { return Ok(()) };
+        match self.port {
+            PortPlan::Switch(_) => {
+                place.error("domain", format!("cannot be combined with {}", place.key("switch")))
+            }
+            _ => Ok(()),
         }
     }
 }
@@ -67,21 +54,9 @@ impl Wanted {
             (None, Domains::Device | Domains::User) if self.switch().is_some() => {
                 self.switch().map(|name| domain_of_switch(name))
             }
-            (None, Domains::Device | Domains::User) => {
-                // No domain that is named has a colon.
-                self.needs_the_supervisor().is_none().then(|| match domains {
-                    Domains::User => ANY_USER.to_owned(),
-                    _ => format!("device:{}", device.name),
-                })
-            }
-        }
-    }
-
-    /// The key for which no device process serves a device that names no domain.
-    fn needs_the_supervisor(&self) -> Option<&'static str> {
-        match self {
-            Self::Blk(_) => None,
-            Self::Net(net) => net.needs_the_supervisor(),
+            // No domain that is named has a colon.
+            (None, Domains::User) => Some(ANY_USER.to_owned()),
+            (None, Domains::Device) => Some(format!("device:{}", device.name)),
         }
     }
 }
@@ -106,18 +81,18 @@ pub fn domain_of_switch(name: &str) -> String {
 }
 
 impl Plan {
-    /// The devices that the daemon itself serves although its guests are to be apart, each with the
-    /// key that no device process can serve.
-    pub fn unisolated(&self) -> Vec<(String, &'static str)> {
-        let domains = self.daemon.domains;
-        if domains == Domains::One {
-            return Vec::new();
-        }
-        let of = |wanted: Wanted| {
-            let key = wanted.needs_the_supervisor().filter(|_| wanted.domain(domains).is_none())?;
-            Some((wanted.plan().name.clone(), key))
+    /// Checks that the daemon itself serves each device that no device process serves.
+    pub(super) fn check_domains(&self) -> Result<(), PlanError> {
+        let is_apart = |net: &NetPlan| {
+            let wanted = Wanted::Net(net.clone().into());
+            wanted.domain(self.daemon.domains).is_some()
         };
-        self.wanted().filter_map(of).collect()
+        let lends_pages =
+            |net: &&NetPlan| matches!(net.port, PortPlan::Xdp { zero_copy: true, .. });
+        match self.net.iter().filter(lends_pages).find(|net| is_apart(net)) {
+            None => Ok(()),
+            Some(net) => net.device.place.error("zero_copy", UNBOUND),
+        }
     }
 
     /// Checks that no group of limits has devices of the daemon itself beside those of device
@@ -139,12 +114,9 @@ impl Plan {
         let mut mixed = self.wanted().filter(|wanted| !is_apart(wanted) && is_mixed(wanted));
         if let Some(wanted) = mixed.next() {
             let DevicePlan { place, limit, .. } = wanted.plan();
-            let reason = match wanted.needs_the_supervisor() {
-                None if wanted.switch().is_some() => {
-                    "with domains = \"one\", the daemon itself serves its switch".to_owned()
-                }
-                None => "give it a domain, too".to_owned(),
-                Some(key) => format!("no device process serves {}", place.key(key)),
+            let reason = match wanted.switch() {
+                Some(_) => "with domains = \"one\", the daemon itself serves its switch",
+                None => "give it a domain, too",
             };
             let group = limit.group.as_deref().unwrap_or_default();
             let problem = format!("{group:?} has devices of device processes: {reason}");
@@ -172,6 +144,7 @@ mod tests {
         let is = |domain: &str| Ok(Some(domain.to_owned()));
         assert_eq!(domain_of("", "null = '1G'"), is("user:"));
         assert_eq!(domain_of("domains = 'one'", "null = '1G'"), Ok(None));
+        assert_eq!(domain_of("domains = 'one'", "xdp = 'x'\nzero_copy = true"), Ok(None));
         assert_eq!(domain_of("domains = 'device'", "null = '1G'"), is("device:a"));
         assert_eq!(domain_of("domains = 'device'", "null = true"), is("device:a"));
         assert_eq!(domain_of("domains = 'device'", "null = true\npcap = '/p'"), is("device:a"));
@@ -187,25 +160,12 @@ mod tests {
         for (daemon, device, key) in [
             ("domains = 'users'", "null = '1G'", "domains"),
             ("", "null = '1G'\ndomain = 'a:b'", "domain"),
-            ("", "xdp = 'x'\nzero_copy = true\ndomain = 'b'", "zero_copy"),
+            ("", "xdp = 'x'\nzero_copy = true", "zero_copy"),
+            ("domains = 'device'", "xdp = 'x'\nzero_copy = true", "zero_copy"),
+            ("domains = 'one'", "xdp = 'x'\nzero_copy = true\ndomain = 'b'", "zero_copy"),
         ] {
             let error = domain_of(daemon, device).unwrap_err();
             assert!(error.contains(key), "{error}");
-        }
-    }
-
-    #[test]
-    fn what_no_device_process_serves_is_told_with_its_key() {
-        let devices = "[[blk]]\nname = 'a'\nsocket_path = '/a'\nnull = '1G'\n\
-            [[net]]\nname = 'c'\nsocket_path = '/c'\nxdp = 'x'\nzero_copy = true\npcap = '/p'\n\
-            [[limit]]\nname = 'g'\niops = 5\n[[xen_blk]]\nname = 'd'\nsimulated = '/d'\n\
-            [[xen_blk]]\nname = 'e'\nsimulated = '/e'\nlimit = { group = 'g' }\n";
-        let unisolated =
-            |daemon: &str| parse(&format!("[daemon]\n{daemon}\n{devices}")).unwrap().unisolated();
-        assert_eq!(unisolated("domains = 'one'"), []);
-        let apart = [("c".to_owned(), "zero_copy")];
-        for daemon in ["", "domains = 'user'", "domains = 'device'"] {
-            assert_eq!(unisolated(daemon), apart, "{daemon}");
         }
     }
 

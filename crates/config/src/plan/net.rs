@@ -179,7 +179,7 @@ impl NetPlan {
             | PortPlan::Macvtap { name: _ } => Some(PortSpec::Interface { merge: self.merge }),
             // A command of its own says which port of the switch it is.
             PortPlan::Switch(_) => Some(PortSpec::Switch),
-            // The supervisor itself serves a guest whose memory it registers.
+            // No plan has such a port in a device process.
             PortPlan::Xdp { name: _, zero_copy } => (!zero_copy).then_some(PortSpec::Xdp),
         }
     }
@@ -462,7 +462,7 @@ mod tests {
             ("xdp = 'a/b'", "xdp"),
             (
                 "xdp = 't'\nzero_copy = true\ndomain = 'b'",
-                "domain: cannot be combined with zero_copy",
+                "zero_copy: true is not served by a device process",
             ),
             ("tap = 't'\ngenerate = 64", "generate"),
             ("null = true\ngenerate = 59", "generate"),

@@ -254,7 +254,7 @@ fn a_device_goes_to_another_domain_and_another_interface_and_the_former_is_the_h
             drop((guest, host));
             run(&format!("ip address flush dev {peer}"));
         }
-        // With zero_copy the supervisor would have to map its guest's memory.
+        // With zero_copy a device process would have a socket that is not bound yet.
         let body = json!({
             "kind": "net", "socket_path": daemon.socket_of("moves"), "xdp": "x0",
             "zero_copy": true, "domain": "a",

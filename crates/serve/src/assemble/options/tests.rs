@@ -99,7 +99,7 @@ const NET: [Example; 47] = [
     ("tap_fds", Spec, PORT, "tap_fds = [7]"),
     ("macvtap", Spec, PORT, "macvtap = 't'"),
     ("xdp", Spec, PORT, "xdp = 't'"),
-    ("zero_copy", NoProcess, PORT, "xdp = 't'\nzero_copy = true"),
+    ("zero_copy", NoProcess, PORT, "xdp = 't'\nzero_copy = true\n[daemon]\ndomains = 'one'"),
     ("null", Spec, TAP, PORT),
     ("generate", Spec, PORT, "null = true\ngenerate = 64"),
     ("switch", Spec, PORT, SWITCH),

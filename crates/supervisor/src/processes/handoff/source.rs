@@ -139,11 +139,11 @@ impl Processes {
     ) -> Result<(), String> {
         let is_here = |device: &&String| is_meant(device);
         let served = shown.served.iter().filter(is_here);
-        let unisolated: Vec<_> = served.filter(|device| !self.has_front(device)).cloned().collect();
+        let others: Vec<_> = served.filter(|device| !self.has_front(device)).cloned().collect();
         let names = |of: &[String]| of.iter().filter(is_here).cloned().collect::<Vec<_>>();
         let bound = names(&shown.bound).into_iter().chain(self.bound_uplinks()).collect();
         for (names, problem) in [
-            (unisolated, "not served by a device process"),
+            (others, "not served by a device process"),
             (names(&shown.helped), "images of helpers are not handed over"),
             (bound, "interfaces by AF_XDP are not handed over"),
         ] {
