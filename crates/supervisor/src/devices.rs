@@ -1,14 +1,15 @@
 //! The devices that are served: one task owns them, takes changes, and answers when they are done.
 //!
 //! ```text
-//! new      opens what the plan names; what cannot be had is tried again (held_elsewhere.rs)
+//! new      opens the plan's devices; those that cannot be opened are retried (held_elsewhere.rs)
 //! serve    until the process is told to stop:
 //!              a task of a device has ended     its device is shown with the reason
 //!              a change has come                prepare, commit, retire (carry_out.rs); answer
 //! Tasks    a task for each device, with a stop of its own: a `Front`, which opens, listens, serves
 //! ```
-//! Nothing else adds, removes or replaces a device. A change waits for the one before it, but not
-//! for the end of devices that this one retires (`retiring.rs`), unless both touch the same.
+//! No other code adds, removes or replaces a device. A change waits for the change before it. It
+//! does not wait for the devices that the earlier change retires (`retiring.rs`), unless both
+//! changes touch the same device.
 
 mod admit;
 mod carried;
@@ -49,18 +50,18 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
-/// All parts of the process.
+/// The task that owns all devices of the process and carries changes out.
 #[derive(Debug)]
 pub struct DeviceManager {
     shared: Arc<Shared>,
     fronts: Vec<Front>,
     xens: Vec<XenDisks>,
-    /// Which interfaces come and go; `None` once they are followed.
+    /// The kernel's reports of interfaces. `None` once a follower task has them.
     links: Option<HostLinks>,
     tasks: Tasks,
     /// The plan of the devices that are served, or wait to be.
     plan: Plan,
-    /// The plans that take the place of devices when their sessions have ended, by name.
+    /// Plans that replace devices when the sessions of these devices have ended, by device name.
     pending: HashMap<String, Wanted>,
     /// Number of changes that this process has carried out.
     generation: u64,
@@ -75,7 +76,7 @@ pub struct DeviceManager {
     /// ready.
     begins: Option<mpsc::Sender<()>>,
     begun: Option<mpsc::Receiver<()>>,
-    /// Ends with the supervisor.
+    /// Background tasks, which end with the supervisor.
     followers: JoinSet<()>,
 }
 
@@ -90,12 +91,12 @@ pub fn pool(plan: &Plan) -> Arc<Pool> {
 }
 
 impl DeviceManager {
-    /// Opens every disk and port, and captures if all that went well. Creates no socket; what else
-    /// it creates goes with it, but for captures. `pool`: as [`pool`] makes it. `handoff`: what
-    /// a process before this one has left.
+    /// Opens every disk and port of the plan, and then the capture files. Creates no socket.
+    /// Dropping the manager removes everything that it created, apart from capture files. `pool`:
+    /// made by [`pool`]. `handoff`: the state that an earlier supervisor handed over.
     ///
     /// # Errors
-    /// No device can be served; or one cannot, and the plan waits for nothing.
+    /// No device can be served; or a device cannot, and the plan does not let it wait.
     pub async fn new(
         plan: &Plan,
         pool: Arc<Pool>,
@@ -103,13 +104,15 @@ impl DeviceManager {
         mut handoff: Handoff,
     ) -> Result<Self, AssembleError> {
         manyring_memory::install_sigbus_handler();
-        // Another device that cannot be had would be lost to its guest: the other process goes on.
+        // In a takeover only the devices that wait in the running supervisor may wait here. A
+        // guest uses the others there and would lose them, so this start fails and the running
+        // supervisor continues.
         let may_wait = handoff.is_there.then(|| std::mem::take(&mut handoff.waits));
         let shared = Arc::new(Shared::new(plan, pool, service, &mut handoff)?);
         let (plan, kept) = with_kept(plan)?;
         shared.service.retain(listening(&plan));
         shared.release_others(&plan).await;
-        // Before a port is opened: an interface that goes after that is noticed.
+        // Subscribe before a port is opened, so that a deletion of its interface is reported.
         let links = Some(HostLinks::open(&plan));
         let tried = Self::try_all(&plan, &shared, may_wait, &handoff.is_last).await?;
         shared.pool.has_ring().ok_or(AssembleError::Workers)?;
@@ -153,14 +156,15 @@ impl DeviceManager {
         self.shown.subscribe()
     }
 
-    /// Where changes are asked for.
+    /// The queue to which changes are sent.
     pub fn changes(&self) -> &ChangeSender {
         &self.changes
     }
 
-    /// Tries to open each device of the plan. Without `may_wait` a device that cannot be opened is
-    /// an error. With it, so is a device that `may_wait` does not name: the running daemon serves
-    /// that device. Once `is_last` is set no other daemon runs, and every device may wait.
+    /// Tries to open each device of the plan; returns an error for a device that may not wait.
+    /// Without `may_wait` (no takeover) [`MaxWait`] decides which devices may wait. With
+    /// `may_wait`, only the devices that it names may: the running daemon serves the others. Once
+    /// `is_last` is set no other daemon runs, and every device may wait.
     async fn try_all(
         plan: &Plan,
         shared: &Arc<Shared>,
@@ -178,7 +182,8 @@ impl DeviceManager {
             let max_wait = if is_strict { &mut none } else { &mut max_wait };
             let wanted = asked.wanted().clone();
             let answer = asked.answered(max_wait, &shared.host, &row).await;
-            // If the other process has died meanwhile, nobody else serves the rest.
+            // Read after the wait: once the running supervisor has died, nobody else serves the
+            // device.
             let is_strict = is_strict && !is_last.load(Ordering::Relaxed);
             let (served, first) = match answer {
                 Ok((_, First::Held(e) | First::Failed(e))) if is_strict => return Err(e),
@@ -193,7 +198,8 @@ impl DeviceManager {
         Ok(tried)
     }
 
-    /// Adds a device that was tried to those that are shown: it is opened, or waits for a reason.
+    /// Adds the front of a device after its first try, and shows the device as served or as
+    /// waiting.
     fn add_front(&mut self, Tried { wanted, served, first }: Tried) -> Result<(), AssembleError> {
         let mut wait = Wait::new(self.shared.clone(), wanted.clone());
         let stage = match wait.begin(first) {
@@ -231,7 +237,8 @@ impl DeviceManager {
         &self.shared.devices
     }
 
-    /// Returns when every device listens that can be served at the start; [`Self::serve`] must run.
+    /// The future completes when every device that can be served at the start listens.
+    /// [`Self::serve`] must run meanwhile.
     pub fn begun(&mut self) -> impl Future<Output = ()> + use<> {
         let begun = self.begun.take();
         async move {
@@ -244,8 +251,8 @@ impl DeviceManager {
     /// Serves every device until `stop` turns true, or until all `--one-off` ones have ended.
     ///
     /// # Errors
-    /// A socket cannot be listened on; or the time is over for which devices may wait, and none is
-    /// served.
+    /// Listening on a socket failed; or no device is served when the time for which devices may
+    /// wait is over.
     pub async fn serve(&mut self, stop: &watch::Receiver<bool>) -> Result<(), AssembleError> {
         let balance = self.pool().clone().balance();
         self.followers.spawn(balance);
@@ -269,7 +276,7 @@ impl DeviceManager {
         let waited = waited.waited();
         tokio::pin!(waited);
         let (mut may_wait, mut stop, mut stops) = (true, stop.clone(), stop.clone());
-        // Without a control socket nothing comes any more once all have gone.
+        // Without a control socket nobody can add a device after the last one has ended.
         let may_come = self.plan.daemon.control.is_some() && self.shared.keeps_on;
         let mut has_ended = false;
         while !(self.tasks.is_empty() && (has_ended || !may_come)) {
@@ -286,6 +293,8 @@ impl DeviceManager {
                     }
                 }
                 Some(next) = self.retiring.next(&mut self.orders, &self.shared.processes) => {
+                    // A stop drops the change that is under way; its client reads that the daemon
+                    // is stopping.
                     tokio::select! {
                         () = self.act(next) => {}
                         _ = stops.wait_for(|stop| *stop) => {}
@@ -294,7 +303,8 @@ impl DeviceManager {
                 _ = stop.wait_for(|stop| *stop) => break,
             }
         }
-        // Who would take over is not to go on in place of a process that was told to stop.
+        // Tell a supervisor that is taking over before any device ends. Otherwise it would take
+        // the end of this process for a crash, and serve although the operator stopped the daemon.
         self.processes().tell_successor().await;
         self.tasks.stop_all();
         match timeout(DEVICES_END, self.all_ended()).await {
@@ -309,7 +319,7 @@ impl DeviceManager {
         Ok(())
     }
 
-    /// Returns when the tasks of all devices have ended, which were told to stop.
+    /// Returns when the tasks of all devices have ended. The caller has told the tasks to stop.
     ///
     /// # Errors
     /// As [`Self::serve`].
@@ -326,7 +336,8 @@ impl DeviceManager {
         self.tasks.start(&name, |stop| front.serve(shared, stop));
     }
 
-    /// Listens for interfaces that come and go, from the first device on that has one.
+    /// Starts to watch the host's interfaces, unless a task does already or no device of `plan`
+    /// has one.
     fn follow_links(&mut self, plan: &Plan) {
         if self.links.take().is_none() {
             return;
@@ -341,8 +352,8 @@ impl DeviceManager {
 }
 
 impl DeviceManager {
-    /// Removes a device of the API whose only session has ended. False: the device is of the
-    /// configuration, and the process ends with the last such device.
+    /// Removes a device whose only session has ended, if the control API created the device.
+    /// False: the configuration names the device; the process ends with the last device.
     fn remove_one_off(&mut self, name: &str) -> bool {
         let is_of_api = self.find(name).is_some_and(|device| device.is_of_api());
         if is_of_api {
@@ -353,7 +364,7 @@ impl DeviceManager {
         is_of_api
     }
 
-    /// Shows a device whose task has ended with an error, and that cannot be tried again: its
+    /// Shows a device as failed. Its task ended with an error, and cannot be retried because the
     /// socket was handed in.
     fn failed(&self, name: &str, error: &AssembleError) {
         let reason = error.to_string();
@@ -381,7 +392,7 @@ fn listening(plan: &Plan) -> impl Iterator<Item = (Whose<'_>, PathBuf, SocketPer
 /// The command line of a device process, without its name. A device process starts as many workers
 /// as the plan gives the daemon.
 pub fn process_arguments(plan: &DaemonPlan) -> Vec<OsString> {
-    // The sandbox stands first: a device process looks at it before any other argument.
+    // The sandbox stands first: a device process reads it before any other argument.
     let sandbox = format!("--sandbox={}", plan.sandbox.name());
     let mut arguments: Vec<OsString> = vec!["device-process".into(), sandbox.into()];
     arguments.extend(log::arguments().into_iter().map(OsString::from));

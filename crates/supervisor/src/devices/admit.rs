@@ -1,6 +1,6 @@
-//! Who may name what over the control API. Root and the user of the process may name everything:
-//! they could open it themselves. Whoever else may ask for changes has the process open files with
-//! rights that he lacks, so that his paths must lie where the operator allows it.
+//! Who may name which files over the control API. Root and the daemon's own user may name every
+//! file: they could open it themselves. The daemon opens files with rights that any other user
+//! lacks, so the paths of such a user must lie in folders that the operator allows.
 
 use manyring_config::plan::{Pinned, PortKind, SocketPlan, Wanted};
 use std::path::{Path, PathBuf};
@@ -19,8 +19,9 @@ pub fn is_bound(uid: u32) -> bool {
     uid != 0 && uid != rustix::process::geteuid().as_raw()
 }
 
-/// The device, if this user may have one with these values. Its files are still to be found:
-/// [`Wanted::find`] looks for them below these folders only, and holds them.
+/// Returns the device if this user may have it with these values. `allowed`: the operator's
+/// folders. The device's files are not opened here: [`Wanted::find`] looks for them below these
+/// folders only, and pins them.
 pub fn admitted(device: Wanted, uid: u32, allowed: &[PathBuf]) -> Result<Wanted, Denied> {
     if !is_bound(uid) {
         return Ok(device);

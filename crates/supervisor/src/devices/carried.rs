@@ -7,18 +7,18 @@ use manyring_config::diff::{Step, StepInfo};
 use manyring_config::plan::{Plan, Wanted};
 use std::collections::HashSet;
 
-/// How far a change is.
+/// The result of the first part of a change.
 #[derive(Debug)]
 pub(super) enum Outcome {
     Done(Done),
-    /// These devices end first. Those whose names are `replaced` are shown as such until others
-    /// have their names.
+    /// The rest of the change waits until the leaving devices have ended. A leaving device in
+    /// `replaced` is shown as being replaced until its successor has the name.
     Waits {
         leaving: Vec<Wanted>,
         replaced: HashSet<String>,
         rest: Rest,
     },
-    /// It touches devices that end for another change.
+    /// The change was not begun: it touches devices that are ending for another change.
     PutOff,
 }
 
@@ -26,7 +26,7 @@ pub(super) enum Outcome {
 #[derive(Debug)]
 pub(super) enum Rest {
     Change(Box<Carried>),
-    /// The device comes again, with the values of these keys that were put off.
+    /// Open the device again, with the deferred values of these keys.
     Settle {
         device: Wanted,
         keys: Vec<String>,
@@ -51,12 +51,12 @@ pub(super) struct Carried {
     pub(super) stage: Stage,
 }
 
-/// How far the devices are that come.
+/// The state of the devices that a change adds or replaces.
 #[derive(Debug)]
 pub(super) enum Stage {
-    /// Their sockets have their names.
+    /// All devices are opened, and their sockets have their names.
     Ready(Vec<Ready>),
-    /// Some of them, `late`, need what one has that goes.
+    /// The devices `late` need a resource of a leaving device, and are opened after its end.
     Late { late: Vec<Wanted>, prepared: Vec<Prepared>, keep: Option<Keep> },
 }
 
@@ -70,7 +70,7 @@ impl Carried {
 
 /// Steps as a line of the log names them.
 pub(super) fn in_words(steps: &[StepInfo]) -> String {
-    /// Steps that a line of the log names.
+    /// Most steps that a line of the log names.
     const NAMED_MAX: usize = 8;
     let words = |step: &StepInfo| format!("{} {}", step.step, step.device);
     let mut named: Vec<_> = steps.iter().take(NAMED_MAX).map(words).collect();

@@ -1,15 +1,15 @@
-//! A change carried out: prepare, commit, retire. Whatever fails before the end leaves everything
-//! as it was.
+//! Carries out a change: prepare, commit, retire. A change that fails before its end is rolled
+//! back.
 //!
 //! ```text
 //! diff      the running plan and the desired one -> steps; a device in use is not touched
-//! prepare   open what comes, bind its sockets in folders of their own
-//! keep      write down what the control API has asked for (fsync)
+//! prepare   open the new devices, bind each socket in a folder of its own
+//! keep      save the request of the control API (fsync)
 //! commit    rename the sockets: from here on clients connect
-//! retire    stop the tasks of what goes, wait until what they had open is closed (retiring.rs)
+//! retire    stop the tasks of leaving devices, wait until their files are closed (retiring.rs)
 //! ```
-//! A device that comes can need what one that goes still holds: a file, a socket's name, an
-//! interface. Then that one is retired first, and is put together again if the change fails.
+//! A new device can need a resource that a leaving device still holds: a file, a socket's name, an
+//! interface. Then the leaving device is retired first, and is opened again if the change fails.
 
 use super::DeviceManager;
 use super::carried::{Carried, Outcome, Rest, Stage};
@@ -84,7 +84,8 @@ impl DeviceManager {
         self.carry_out(Carried::new(desired, steps), false, Some(keep)).await
     }
 
-    /// Refuses what the next look at the configuration file would undo.
+    /// Refuses to change a device of the configuration file: the next reload would undo the
+    /// change.
     fn is_of_api(&self, name: &str, what: &str) -> Result<(), Refused> {
         if self.find(name).is_none_or(|device| device.is_of_api()) {
             return Ok(());
@@ -93,8 +94,8 @@ impl DeviceManager {
         Err(Refused::Conflict(problem))
     }
 
-    /// Refuses a device whose user has as many as the operator allows: each costs memory and
-    /// descriptors that the guests of all users share.
+    /// Refuses a device whose user already has as many devices as the operator allows: each device
+    /// costs memory and descriptors that the guests of all users share.
     fn may_have_more(&self, device: &Wanted) -> Result<(), Refused> {
         let DevicePlan { name, owner: Some(uid), .. } = device.plan() else { return Ok(()) };
         let max = self.plan.daemon.user_devices_max;
@@ -141,7 +142,8 @@ impl DeviceManager {
         self.carry_out(Carried::new(desired, steps), force, Some(keep)).await
     }
 
-    /// The steps to a whole plan, which may have thousands of devices.
+    /// The steps to a whole plan. Another thread computes them: a plan may have thousands of
+    /// devices.
     async fn all_steps(&self, desired: &Plan) -> Result<Vec<Step>, Refused> {
         let (running, then) = (self.plan.clone(), desired.clone());
         let steps = aside(move || diff(&running, &then)).await;
@@ -150,8 +152,9 @@ impl DeviceManager {
         Ok(steps)
     }
 
-    /// Checks a plan as far as its names tell. With `looks`, or where locks do not keep devices
-    /// apart, also as far as the host tells what it finds under them.
+    /// Checks by their paths that no two devices of a plan use the same file. With `looks`, or if
+    /// a device has a capture (a capture file has no lock), also by the files that the host finds
+    /// there.
     async fn check(&self, steps: &[Step], desired: &Plan, looks: bool) -> Result<(), Refused> {
         if steps.is_empty() {
             return Ok(());
@@ -175,7 +178,8 @@ impl DeviceManager {
         Done { generation: self.generation, steps: steps.iter().map(Step::info).collect() }
     }
 
-    /// Carries the steps out: switches come before their ports, and go after them.
+    /// Carries out the steps of a change. Adds switches before their ports, and removes them
+    /// after.
     async fn carry_out(
         &mut self,
         carried: Carried,
@@ -201,7 +205,7 @@ impl DeviceManager {
         Ok(Outcome::Waits { leaving, replaced, rest: Rest::Change(Box::new(carried)) })
     }
 
-    /// Carries out the rest of a change, whose devices that go have ended.
+    /// Carries out the rest of a change whose leaving devices have ended.
     pub(super) async fn carry_on(&mut self, carried: Carried) -> Result<Done, Refused> {
         let steps = carried.steps.clone();
         let done = self.finish(carried).await;
@@ -209,7 +213,7 @@ impl DeviceManager {
         done
     }
 
-    /// Makes the part of a change for which no device has to end.
+    /// Carries out the part of a change for which no device has to end.
     async fn begin(
         &mut self,
         mut carried: Carried,
@@ -229,7 +233,7 @@ impl DeviceManager {
             .partition(|device| leaving.iter().any(|other| device.needs_what_of(other)));
         self.live(&live).await?;
         self.follow_links(&carried.desired);
-        // A front-end can have connected during the calls above.
+        // A front-end can have connected during the calls above: check again.
         let prepared = self.prepare(early).await;
         let prepared = match prepared.and_then(|all| unused(self).map(|()| all)) {
             Ok(prepared) => prepared,
@@ -282,7 +286,8 @@ impl DeviceManager {
             self.generation += 1;
         }
         let done = self.done(&steps);
-        // Keys that need a restart keep their former values: the next look tells of them again.
+        // Keys that need a restart keep their former values, so that the next diff reports them
+        // again.
         let daemon = std::mem::replace(&mut self.plan, desired);
         self.plan.keep_switches(&daemon);
         self.plan.daemon = daemon.daemon;
@@ -292,7 +297,7 @@ impl DeviceManager {
         Ok(done)
     }
 
-    /// Takes a change back that has failed.
+    /// Rolls back a change that has failed.
     async fn undo(
         &mut self,
         live: &[(Wanted, Wanted)],
@@ -313,7 +318,8 @@ impl DeviceManager {
         self.plan.device(name)
     }
 
-    /// Refuses to take a device from a front-end. `removes`: the request can have `--force`.
+    /// Refuses to take a device from a connected front-end. `removes`: the request removes the
+    /// device, so that the refusal may suggest `--force`.
     fn unused(&self, device: &Wanted, removes: bool) -> Result<(), Refused> {
         let name = &device.plan().name;
         let or_force = if removes { ", or use --force" } else { "" };
@@ -331,7 +337,7 @@ impl DeviceManager {
         Prepared::all(&self.shared, devices).await.map_err(|error| refused(&error))
     }
 
-    /// Writes down what is kept, and names the sockets.
+    /// Saves the request of the control API, and renames the sockets to their paths.
     async fn commit(
         &mut self,
         prepared: Vec<Prepared>,
@@ -341,7 +347,8 @@ impl DeviceManager {
         for prepared in prepared {
             finished.push(prepared.finished().await.map_err(|error| refused(&error))?);
         }
-        // One thread does all of it, one call after the other.
+        // One thread makes these calls in order: sockets are renamed only after the request is
+        // saved.
         let row = AsideRow::default();
         let is_kept = Arc::new(AtomicBool::new(keep.is_none()));
         let kept = keep.map(|keep| self.keep(keep, &row, is_kept.clone()));
@@ -366,8 +373,9 @@ impl DeviceManager {
         Ok(named)
     }
 
-    /// Puts the call that writes down what is kept behind the others in the row; it sets `is_kept`
-    /// at its end. However long it takes it is waited for: the disk must hold what the answer says.
+    /// Adds the call that saves the request of the control API to the row; the call sets `is_kept`
+    /// if it succeeds. The future has no time limit: the answer promises that the request is on
+    /// the disk.
     fn keep(
         &self,
         keep: Keep,
@@ -387,8 +395,8 @@ impl DeviceManager {
         }
     }
 
-    /// Puts devices together again that were retired for a change that has failed. One that cannot
-    /// be had any more is tried again.
+    /// Opens retired devices again: after a failed change, or with a deferred one. A device that
+    /// cannot be opened is shown as waiting, and retried.
     pub(super) async fn restore(&mut self, devices: Vec<Wanted>) {
         for device in devices {
             let front = match self.put_together(device.clone()).await {

@@ -10,14 +10,14 @@ use manyring_serve::times::LIMIT_SEEN;
 use rustix::io::Errno;
 use std::collections::HashSet;
 
-/// The steps of a change, by what is to be done.
+/// The devices that a change touches, by what happens to them.
 #[derive(Debug, Default)]
 pub(super) struct Work {
     pub(super) leaving: Vec<Wanted>,
     pub(super) coming: Vec<Wanted>,
-    /// As it is, and as it becomes.
+    /// Devices whose live keys change: as each is, and as it becomes.
     pub(super) live: Vec<(Wanted, Wanted)>,
-    /// To be replaced when their sessions have ended, with the keys that differ.
+    /// Devices that are replaced when their sessions have ended, with the keys that differ.
     pub(super) deferred: Vec<(Wanted, Vec<String>)>,
 }
 
@@ -59,11 +59,12 @@ impl DeviceManager {
         }
     }
 
-    /// Makes changes of live keys; those before one that fails are taken back.
+    /// Changes the live keys of devices. If one device fails, the devices before it are set back.
     pub(super) async fn live(&self, changes: &[(Wanted, Wanted)]) -> Result<(), Refused> {
         for (index, (old, new)) in changes.iter().enumerate() {
             let Err(error) = self.set(Some(old), new).await else { continue };
             for (old, new) in &changes[..index] {
+                // The caller reports the first error; nobody could mend one of the rollback.
                 let _ = self.set(Some(new), old).await;
             }
             return Err(error);
@@ -71,8 +72,8 @@ impl DeviceManager {
         Ok(())
     }
 
-    /// Gives a device that is served the values of its live keys which differ from those of
-    /// `former`; without one, its MTU.
+    /// Sets the live keys of a served device that differ from those of `former`; without `former`,
+    /// its MTU.
     pub(super) async fn set(
         &self,
         former: Option<&Wanted>,
@@ -98,7 +99,8 @@ impl DeviceManager {
         Ok(())
     }
 
-    /// Lets devices that wait to be served wait with other values of their live keys.
+    /// Restarts the wait of devices that are not served yet, with the new values of their live
+    /// keys.
     pub(super) async fn wait_anew(&mut self, live: Vec<(Wanted, Wanted)>) {
         for (_, device) in live {
             let name = device.plan().name.clone();
@@ -109,7 +111,7 @@ impl DeviceManager {
         }
     }
 
-    /// Gives the groups the rates of this plan.
+    /// Sets the rates of all groups to those of this plan.
     pub(super) async fn follow_limits(&self, plan: &Plan) {
         self.shared.processes.follow_groups(&plan.limit);
         let changed = self.shared.groups.follow(&plan.limit);
@@ -122,19 +124,19 @@ impl DeviceManager {
             .filter(|device| is_in(&device.plan().limit))
             .map(|device| device.plan().name.clone())
             .collect();
-        // The disks of Xen guests have names of their own.
+        // The plan does not name the disks of Xen guests: refresh all devices for them.
         let all = plan.xen_blk.iter().any(|xen| is_in(&xen.limit));
         self.shared.pool.refresh(|of| all || names.contains(of), LIMIT_SEEN).await;
     }
 
-    /// Puts a device off until the session of the running one has ended.
+    /// Defers the replacement of a device until the session of the running one has ended.
     pub(super) fn defer(&mut self, device: Wanted, keys: Vec<String>) {
         let name = device.plan().name.clone();
         let Some(Entry::Served(served)) = self.shared.devices.find(&name) else { return };
         served.put_off(keys);
         while self.followers.try_join_next().is_some() {}
         if self.pending.insert(name.clone(), device).is_some() {
-            // The end of this session is waited for already.
+            // A task waits for the end of this session already.
             return;
         }
         let (mut connected, changes) = (served.view.connected.subscribe(), self.changes.clone());
@@ -146,11 +148,11 @@ impl DeviceManager {
         });
     }
 
-    /// Replaces a device by the one that was put off, unless a front-end has connected by then. One
-    /// that cannot be had is tried again. `None`: there is nothing to replace.
+    /// Begins to replace a device by its deferred plan. If a front-end has connected by then, the
+    /// replacement is deferred again. `None`: nothing is replaced now.
     pub(super) fn settle(&mut self, name: &str) -> Option<Outcome> {
         let device = self.pending.remove(name)?;
-        // Live keys can have changed since.
+        // Live keys can have changed since the replacement was deferred.
         let device = self.find(name).unwrap_or(device);
         let Some(Entry::Served(served)) = self.shared.devices.find(name) else { return None };
         let keys = served.pending_keys();
@@ -164,7 +166,8 @@ impl DeviceManager {
     }
 }
 
-/// The answer to a refused MTU: the request's fault if no interface of its kind can have it.
+/// The answer to a refused MTU. `EINVAL` is the request's fault: the interface cannot have this
+/// MTU.
 fn refuse_mtu(mtu: u16, errno: Errno) -> Refused {
     match errno {
         Errno::INVAL => Refused::Wrong(format!("mtu: {mtu} is not supported by this interface")),

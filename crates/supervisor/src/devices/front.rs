@@ -18,13 +18,13 @@ pub(super) struct Front {
     pub(super) wanted: Wanted,
     pub(super) wait: Wait,
     pub(super) stage: Stage,
-    /// None: its socket's folder has still to be found, with the device.
+    /// `None`: opening the device will look up the folder of its socket.
     pub(super) served: Option<Served>,
     /// Dropped when the device listens, or has to wait.
     pub(super) begins: Option<mpsc::Sender<()>>,
 }
 
-/// How far a device is.
+/// Whether the device is opened.
 #[derive(Debug)]
 pub(super) enum Stage {
     Made(Made),
@@ -32,10 +32,11 @@ pub(super) enum Stage {
 }
 
 impl Front {
-    /// Serves the device until `stop` turns true, as soon as it can be had.
+    /// Waits until the device can be opened, and serves it until `stop` turns true.
     ///
     /// # Errors
-    /// Its socket cannot be listened on, and is not tried again: the process has no other device.
+    /// Listening on its socket failed, and is not retried: the process has no other device, or the
+    /// socket was handed in.
     pub(super) async fn serve(
         self,
         shared: Arc<Shared>,
@@ -62,7 +63,7 @@ impl Front {
         let _looked_after = ports::look_after(made.view(), is_late);
         loop {
             if has_waited {
-                // It is not shown as served before its socket can have its name.
+                // Another process may have the socket's name: the device is not shown as served.
                 tokio::select! {
                     () = wait.listens(&endpoint, &at) => {}
                     _ = stop.wait_for(|stop| *stop) => return Ok(()),
@@ -93,7 +94,7 @@ impl Front {
             let at = if key == "socket_path" { at.clone() } else { wanted.plan().place.at(key) };
             let source = wanted.plan().socket.error(source);
             let error = AssembleError::Socket { at: at.clone(), source };
-            // The name of the socket can be taken although it was free before: wait again.
+            // Another process can have taken the socket's name since the check: wait again.
             is_late |= error.is_held() && shared.wait != Some(0);
             let next = listens_at(wanted.plan());
             let (true, Some(next)) = (is_late, next) else { return Err(error) };
@@ -109,8 +110,8 @@ impl Front {
 }
 
 impl Shared {
-    /// Releases what another supervisor has left of devices that this plan does not serve, or not
-    /// from a device process.
+    /// Releases the front-ends of devices that this plan does not serve in a device process, and
+    /// the descriptors and captures that no device of this plan takes over.
     pub(super) async fn release_others(&self, plan: &Plan) {
         let of = |name: &str| plan.wanted().find(|wanted| wanted.plan().name == name);
         let has_front = |wanted: Wanted| wanted.domain(self.domains).is_some();
@@ -124,8 +125,8 @@ impl Shared {
         self.host.captures.keep(|name| of(name).is_some_and(|wanted| wanted.has_capture()));
     }
 
-    /// Listens for a device, however long the host takes to make its socket. From the second second
-    /// on the device is shown as one that waits.
+    /// Listens for a device, however long the host takes to create the socket. After
+    /// [`DEVICE_OPEN`] the device is shown as waiting.
     async fn listen_late(
         &self,
         wait: &mut Wait,

@@ -1,20 +1,21 @@
-//! Devices that another process holds up: tried again until they can be had.
+//! Devices that cannot be opened because another process holds a resource: they are retried.
 //!
 //! A process that was killed keeps its sockets, images and interfaces until the last of its threads
 //! has ended, and a thread can hang in a call of the kernel for as long as a front-end, or a disk,
-//! likes. So what it holds costs the devices that need it, and no others:
+//! likes. Only the devices that need such a resource wait for it:
 //!
 //! ```text
-//! start:  open each device, by one thread as long as the host answers:
+//! start:  open each device, on one thread as long as the host answers:
 //!             opened                           it is served
 //!             held by another process          it waits
 //!             no answer from the host yet      it waits
 //!             any other error                  it waits, unless no other device is left
 //! later:  open it again, with growing pauses; listen when its socket's name is free
 //! ```
-//! With `wait = 0` only an image that cannot be opened costs nobody but its own device. A process
-//! that serves one device by options alone ends with the error of that device. After the start
-//! every error is waited out: the process has other guests by then.
+//! With `wait = 0` every error refuses the start, except the error of an image that cannot be
+//! opened: then only its own device is not served. A process whose single device stands on the
+//! command line ends with the error of that device. After the start every error is retried,
+//! because the process serves other guests by then.
 
 use super::Shared;
 use crate::model::Waiting;
@@ -35,7 +36,7 @@ use tokio::time::Instant;
 /// A try to open a device, on another thread. `None` inside: the call has panicked.
 pub(super) type Try = JoinHandle<Option<Result<Opened, AssembleError>>>;
 
-/// `call` is kept until the host comes back.
+/// Tries to open a device on another thread. `call` is held until the call of the host returns.
 pub(super) fn open(wanted: &Wanted, host: &Host, call: Option<OwnedSemaphorePermit>) -> Try {
     let (wanted, host) = (wanted.clone(), host.clone());
     tokio::spawn(async move {
@@ -52,9 +53,9 @@ pub(super) fn open(wanted: &Wanted, host: &Host, call: Option<OwnedSemaphorePerm
 #[derive(Debug)]
 pub(super) enum First {
     Opened(Opened),
-    /// Another process holds it.
+    /// Another process holds a resource of the device.
     Held(AssembleError),
-    /// It cannot be opened.
+    /// The device cannot be opened for another reason.
     Failed(AssembleError),
     /// The host has not answered yet.
     Slow(Try),
@@ -64,13 +65,13 @@ pub(super) enum First {
 #[derive(Debug)]
 pub(super) struct Tried {
     pub(super) wanted: Wanted,
-    /// None: its socket's folder has still to be found, with the device.
+    /// `None`: opening the device will look up the folder of its socket.
     pub(super) served: Option<Served>,
     pub(super) first: First,
 }
 
-/// A device of the start: whether its socket's name is free is looked at, and then it is opened, in
-/// the turn that it has in a row of calls.
+/// The first try of a device at the start. Its two calls check whether the name of its socket is
+/// free and open the device; they wait for their turn in a row of calls.
 #[derive(Debug)]
 pub(super) struct Asked {
     wanted: Wanted,
@@ -83,7 +84,7 @@ impl Asked {
     pub(super) fn new(wanted: Wanted, shared: &Arc<Shared>, row: &AsideRow) -> Self {
         let ((tells, is_free), (opens, opened)) = (oneshot::channel(), oneshot::channel());
         let served = match served(wanted.plan()) {
-            // Its folder is found when the device is opened.
+            // Opening the device looks up the folder of its socket.
             Err(AssembleError::Unfound { .. }) => Ok(None),
             served => served.map(Some),
         };
@@ -108,9 +109,9 @@ impl Asked {
         &self.wanted.plan().name
     }
 
-    /// Waits for the result of the first try: how the device is served, and what has come of it. If
-    /// its call does not come back, the thread of the row is left behind with it, and the rest of
-    /// the row goes on without it.
+    /// Waits for the result of the first try; returns also how the device is served. If a call of
+    /// the device does not return in time, its thread is abandoned, and another thread makes the
+    /// rest of the calls in the row.
     ///
     /// # Errors
     /// As [`MaxWait::open`].
@@ -140,7 +141,7 @@ impl Asked {
     }
 }
 
-/// The host has not told whether the name of a device's socket is free.
+/// The error of a host that did not tell in time whether the name of a device's socket is free.
 fn slow(wanted: &Wanted, served: Option<&Served>) -> AssembleError {
     let name = served.and_then(|served| match &served.endpoint {
         Endpoint::Listen { path, .. } => Some((served.at.clone(), path.clone())),
@@ -166,37 +167,39 @@ pub(super) enum Later {
 /// How long the first tries may take.
 #[derive(Debug)]
 pub(super) struct MaxWait {
-    /// Nothing is waited for: an answer is final.
+    /// `wait = 0`: a device that another process holds is refused at once.
     refuses: bool,
-    /// An answer is awaited as long as it takes.
+    /// The host's answers are awaited without a limit.
     waits_for_host: bool,
     /// A device that cannot be served is no reason to refuse the others.
     keeps_on: bool,
-    /// For the host to open what is opened slowly.
+    /// The time that is left for slow answers of the host, for all devices together.
     left: Duration,
-    /// For other processes to let go.
+    /// The time that is left for other processes to release resources, for all devices together.
     held_left: Duration,
 }
 
 impl MaxWait {
-    /// `keeps_on`: one device that cannot be served costs no other one.
+    /// `wait`: the key of this name. `keeps_on`: a device that cannot be served does not stop the
+    /// others.
     pub(super) fn new(wait: Option<u32>, keeps_on: bool) -> Self {
         let refuses = wait == Some(0);
         let held_left = if refuses { Duration::ZERO } else { DEVICE_HELD };
         Self { refuses, waits_for_host: refuses, keeps_on, left: DEVICES_OPEN, held_left }
     }
 
-    /// Of a process that takes over. What it cannot have, the one that runs goes on with. What the
-    /// host opens slowly, it serves later, to those who wait for it in either process.
+    /// For a supervisor that takes over. If a device cannot be opened, the takeover fails and the
+    /// running supervisor continues. A device that the host opens slowly is served later.
     pub(super) fn of_next() -> Self {
         Self { waits_for_host: false, ..Self::new(Some(0), false) }
     }
 
-    /// Waits for the result of a device's first opening, which comes by `opened`. A device that
-    /// another process holds is opened again, for a while.
+    /// Waits for the result of a device's first opening, which arrives on `opened`. A device that
+    /// another process holds is retried while `held_left` lasts.
     ///
     /// # Errors
-    /// The device cannot be served, whatever other processes do; or nothing is waited for.
+    /// The device cannot be served and [`Self::failed`] refuses the start; or another process
+    /// holds the device, and `refuses` is set.
     async fn open(
         &mut self,
         wanted: &Wanted,
@@ -247,6 +250,8 @@ impl MaxWait {
         answer.ok()
     }
 
+    /// Returns [`First::Failed`] if the other devices are served in spite of this error.
+    ///
     /// # Errors
     /// The error itself, if it concerns more than the device that has it.
     pub(super) fn failed(&self, error: AssembleError) -> Result<First, AssembleError> {
@@ -257,15 +262,17 @@ impl MaxWait {
     }
 }
 
-/// Devices of the control API are no reason: whoever has asked for them, and may have removed their
-/// files, must not keep the daemon from starting.
+/// Refuses the start if no device can be served. Devices of the control API do not count: a user
+/// who created a device, and may have removed its files, must not keep the daemon from starting.
 ///
 /// # Errors
-/// The reason of the first device that has failed, if none is opened and none may be opened soon.
+/// The error of the first device that has failed, if no device is opened, and none may be opened
+/// soon or the configuration is wrong.
 pub(super) fn refuse_if_none_is_left(tried: &mut Vec<Tried>) -> Result<(), AssembleError> {
     let is_served = tried.iter().any(|tried| matches!(tried.first, First::Opened(_)));
-    // An image that another process holds, or that the host opens slowly, will be served; a wrong
-    // configuration beside it is told at once.
+    // An image that another process holds, or that the host opens slowly, is served later. Any
+    // other error is one of the configuration: report it now, although another device waits for
+    // its image.
     let is_wrong =
         |tried: &Tried| matches!(&tried.first, First::Failed(error) if !error.is_of_image());
     let has_failed = |tried: &Tried| matches!(tried.first, First::Failed(_));
@@ -286,7 +293,7 @@ pub(super) fn failed(wanted: &Wanted) -> AssembleError {
     AssembleError::Failed { at: wanted.plan().place.at(wanted.key()) }
 }
 
-/// A device that waits: says so, once for each reason.
+/// A device that waits. Each new reason is logged and shown once.
 #[derive(Debug)]
 pub(super) struct Wait {
     shared: Arc<Shared>,
@@ -305,7 +312,7 @@ impl Wait {
         &self.wanted
     }
 
-    /// Takes over what the first try has left to do, and says why the device is not served.
+    /// Shows why the device is not served after its first try; returns the work that is left.
     pub(super) fn begin(&mut self, first: First) -> Later {
         match first {
             First::Opened(opened) => Later::Opened(opened),
@@ -321,7 +328,7 @@ impl Wait {
         }
     }
 
-    /// Notes why the device is not served.
+    /// Logs and shows why the device is not served, unless this reason is shown already.
     pub(super) fn note(&mut self, error: &AssembleError) {
         let (name, reason) = (&self.wanted.plan().name, error.to_string());
         if self.reason.as_ref() == Some(&reason) {
@@ -350,7 +357,7 @@ impl Wait {
         tokio::time::sleep((self.since.elapsed() / 8).clamp(shortest, longest)).await;
     }
 
-    /// Shows the device, which has all that it needs.
+    /// Shows a device that waited as served.
     pub(super) fn end(&mut self, made: &Made) {
         // A device that never waited is shown already.
         if self.reason.take().is_some() {
@@ -361,7 +368,8 @@ impl Wait {
         }
     }
 
-    /// Returns when the name of the device's socket is free. (Another process can still be faster.)
+    /// Returns when the name of the device's socket is free. Another process can still take it
+    /// first.
     pub(super) async fn listens(&mut self, endpoint: &Endpoint, at: &str) {
         let Endpoint::Listen { path, permissions } = endpoint else { return };
         let whose = Whose::Device(&self.wanted.plan().name);

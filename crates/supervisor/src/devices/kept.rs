@@ -1,4 +1,5 @@
-//! Devices of the control API, kept for the next process: a file each, in `state_dir`/devices.
+//! Saves the devices of the control API for the next process: one file each, in
+//! `state_dir`/devices.
 
 use super::admit::admitted;
 use crate::model::Keys;
@@ -12,14 +13,15 @@ use std::io::{self, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-/// The record of a device: the keys of its request and who has asked. No `text`: none is kept.
+/// A change of a saved device. `text`: the keys of the request and the user who asked; `None`:
+/// remove.
 #[derive(Debug)]
 pub(super) struct Keep {
     pub(super) name: String,
     pub(super) text: Option<(String, u32)>,
 }
 
-/// A file of the folder.
+/// The contents of a device's file.
 #[derive(Debug, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 struct Record {
@@ -29,7 +31,7 @@ struct Record {
     device: Value,
 }
 
-/// The folder; none: devices of the control API end with the process.
+/// The folder of saved devices. `None`: devices of the control API end with the process.
 #[derive(Clone, Debug)]
 pub(super) struct Kept(Option<PathBuf>);
 
@@ -41,10 +43,10 @@ pub(super) struct Former {
 }
 
 impl Kept {
-    /// Makes the folder, which only this user may look into.
+    /// Creates the folder, which only this user may read.
     ///
     /// # Errors
-    /// The system's; `PermissionDenied`: others could put devices there.
+    /// Errors of the system. `PermissionDenied`: another user could add devices to the folder.
     pub(super) fn open(state_dir: Option<&Path>) -> io::Result<Self> {
         let Some(state_dir) = state_dir else { return Ok(Self(None)) };
         let folder = state_dir.join("devices");
@@ -60,7 +62,8 @@ impl Kept {
         Ok(Self(Some(folder)))
     }
 
-    /// The devices, by name. One that is not understood is told of, and stays where it is.
+    /// The saved devices, in the order of their names. A file that cannot be used is logged and
+    /// kept.
     pub(super) fn devices(&self, allowed: &[PathBuf]) -> Vec<Wanted> {
         let Some(folder) = &self.0 else { return Vec::new() };
         let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
@@ -90,7 +93,7 @@ impl Kept {
         let device = record.device.as_object_mut()?;
         for (key, value) in keys {
             match (device.get_mut(key), value) {
-                // A limit keeps the keys that are not named.
+                // An object (`limit`) keeps the keys that the request does not name.
                 (Some(Value::Object(kept)), Value::Object(with)) => kept.extend(with.clone()),
                 _ => _ = device.insert(key.clone(), value.clone()),
             }
@@ -98,13 +101,14 @@ impl Kept {
                 kept.retain(|_, value| !value.is_null());
             }
         }
-        // Whoever has named its files stays the one whose files they are.
+        // Keep the user who created the device, not the one who patches it: the files that the
+        // device names are checked against the rights of the former.
         let text = Some((record.device.to_string(), record.uid));
         Some(Keep { name: name.to_owned(), text })
     }
 
-    /// Writes a device down, or forgets it; it is on the disk when this returns. Blocks as long as
-    /// that disk likes.
+    /// Writes or removes the file of a device; the change is durable (fsync) when this returns.
+    /// Blocks as long as the disk takes.
     pub(super) fn change(&self, keep: &Keep) -> io::Result<Former> {
         let (Some(folder), Some(path)) = (&self.0, self.path(&keep.name)) else {
             return Ok(Former { path: None, text: None });
@@ -121,8 +125,8 @@ impl Kept {
         let differs = text != former;
         let before = Former { path: Some(path.clone()), text: former };
         if differs && let Err(error) = put(folder, &path, text.as_deref()) {
-            // The file can have its new name although the folder could not be written: what is
-            // refused now must not be there after the next start.
+            // The rename may have succeeded although the fsync of the folder failed. Undo it: a
+            // change that is refused now must not come into effect with the next start.
             before.restore();
             return Err(error);
         }
@@ -131,7 +135,7 @@ impl Kept {
 }
 
 impl Former {
-    /// The change has failed: as it was before. Blocks, too.
+    /// Restores the file of a device after a failed change. May block.
     pub(super) fn restore(&self) {
         let Some(path) = &self.path else { return };
         if std::fs::read(path).ok() == self.text {
@@ -144,8 +148,8 @@ impl Former {
     }
 }
 
-/// The plan with the devices that the control API has asked an earlier process for. One that the
-/// rest of the plan does not allow is told of, and is not served.
+/// Adds the saved devices to the plan. A saved device that conflicts with the rest of the plan is
+/// logged, and not served.
 pub(super) fn with_kept(plan: &Plan) -> Result<(Plan, Kept), AssembleError> {
     let state_dir = plan.daemon.state_dir.as_deref();
     let failed = |source| AssembleError::StateDir { at: plan.daemon.place.at("state_dir"), source };
@@ -187,7 +191,7 @@ fn put(folder: &Path, path: &Path, text: Option<&[u8]>) -> io::Result<()> {
         Some(text) => {
             let new = path.with_extension("new");
             let written = write(&new, text).and_then(|()| std::fs::rename(&new, path));
-            // A disk that is full needs the room.
+            // Remove the part that was written: the file system may be full.
             written.inspect_err(|_| drop(std::fs::remove_file(&new)))?;
         }
     }

@@ -1,5 +1,6 @@
-//! `Prepared`: a device that is opened and whose socket is bound, but that nobody sees yet. It is
-//! undone by dropping it. `Ready`: the same with its name; dropping it still undoes everything.
+//! `Prepared`: a device that is opened, with its socket bound, and not visible yet. Dropping it
+//! undoes both. `Ready`: the same after the socket has its name; dropping it still undoes
+//! everything.
 
 use super::Shared;
 use super::front::{Front, Stage};
@@ -16,17 +17,17 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use tokio::sync::{OwnedSemaphorePermit, oneshot};
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 
-/// Nothing of it can be seen from outside.
+/// A device that is opened, and of which nothing can be seen from outside.
 #[derive(Debug)]
 pub(super) struct Prepared {
     wanted: Wanted,
     opened: Opened,
     served: Served,
-    /// The socket, if it is made here.
+    /// The socket, unless it was handed in or exists already.
     socket: Option<Unnamed>,
 }
 
-/// Its socket has its name: clients that connect wait in the backlog.
+/// A prepared device whose socket has its name: clients that connect wait in the backlog.
 #[derive(Debug)]
 pub(super) struct Ready {
     wanted: Wanted,
@@ -44,8 +45,8 @@ struct Calls {
 }
 
 impl Calls {
-    /// Puts them behind the calls of other devices in the row. `call` is kept until the host has
-    /// come back from both.
+    /// Adds both calls to the row, behind those of other devices. `call` is held until both calls
+    /// have returned.
     fn new(
         shared: &Shared,
         prepared: &Begun,
@@ -61,7 +62,8 @@ impl Calls {
             if let Some((path, permissions)) = listens {
                 let socket = Unnamed::bind(&path, permissions);
                 let is_bound = socket.is_ok();
-                // Without a socket the device is not opened; nor if nobody waits any more.
+                // Do not open the device if it has no socket, or if nobody waits for the result
+                // any more.
                 if tells.send(socket).is_err() || !is_bound {
                     return;
                 }
@@ -72,7 +74,7 @@ impl Calls {
     }
 }
 
-/// A device whose socket, or itself, is still to be had.
+/// A device that is being prepared. `socket`: `None` until it is bound.
 #[derive(Debug)]
 struct Begun {
     wanted: Wanted,
@@ -81,7 +83,7 @@ struct Begun {
 }
 
 impl Begun {
-    /// Where its socket is to be bound; none if it is there, or is not made here.
+    /// Where to bind the socket. `None`: the socket is bound already, or was handed in.
     fn listens(&self) -> Option<(PathBuf, SocketPermissions)> {
         match &self.served.endpoint {
             Endpoint::Listen { path, permissions } if self.socket.is_none() => {
@@ -111,11 +113,12 @@ impl Begun {
 }
 
 impl Prepared {
-    /// Binds the sockets of these devices, and opens them. A host that does not answer is waited
-    /// for as long as at the start of the process, and so is another process that is about to end.
+    /// Binds the sockets of these devices, and opens the devices. Waits for a slow host, and for
+    /// another process that is about to release a resource, as long as at the start of the daemon.
     ///
     /// # Errors
-    /// Of the first device that cannot be served; all that was made is gone.
+    /// The error of the first device that cannot be served; everything that was created is
+    /// removed.
     pub(super) async fn all(
         shared: &Shared,
         devices: Vec<Wanted>,
@@ -140,8 +143,8 @@ impl Prepared {
         Ok(prepared)
     }
 
-    /// Waits for the calls of one device. A file or socket that another process holds is asked for
-    /// again, for a while.
+    /// Waits for the calls of one device. They are repeated for a while if another process holds a
+    /// file or the socket's name.
     async fn new(
         shared: &Shared,
         mut device: Begun,
@@ -166,7 +169,8 @@ impl Prepared {
         }
     }
 
-    /// Begins its capture, if it has one: the file of an earlier one is emptied only now.
+    /// Begins the device's capture, if it has one. This truncates the file of an earlier capture,
+    /// so it is done only after all devices of the change are prepared.
     pub(super) async fn finished(mut self) -> Result<Self, AssembleError> {
         let (wanted, opened) = (self.wanted.clone(), self.opened);
         if !wanted.has_capture() {
@@ -181,8 +185,8 @@ impl Prepared {
         Ok(self)
     }
 
-    /// Puts the call that gives the socket its name behind the others in the row. It is done only
-    /// if `may` is set by then.
+    /// Adds the call that gives the socket its name to the row. The call does nothing unless `may`
+    /// is set when its turn comes.
     pub(super) fn named(self, row: &AsideRow, may: &Arc<AtomicBool>) -> Named {
         let Self { wanted, opened, served, socket } = self;
         let named = socket.map(|socket| {
@@ -199,7 +203,7 @@ impl Prepared {
     }
 }
 
-/// Its socket is about to get its name.
+/// A device whose socket is being renamed to its path.
 #[derive(Debug)]
 pub(super) struct Named {
     wanted: Wanted,
@@ -212,7 +216,8 @@ impl Named {
     /// Waits until the socket has its name.
     ///
     /// # Errors
-    /// The host refuses that, or does not answer; all that was made is gone.
+    /// The host refuses the rename, or does not answer in time; everything that was created is
+    /// removed.
     pub(super) async fn published(self) -> Result<Ready, AssembleError> {
         let Self { wanted, opened, mut served, named } = self;
         if let (Some(named), Endpoint::Listen { path, .. }) = (named, &served.endpoint) {
@@ -238,7 +243,7 @@ fn at_key(wanted: &Wanted, served: &Served, error: &ListenError) -> String {
 }
 
 impl Ready {
-    /// Shows the device. Its front is to be served.
+    /// Shows the device as served. The caller serves the front that this returns.
     pub(super) fn shown(self, shared: &Arc<Shared>) -> Front {
         let Self { wanted, opened, served } = self;
         let made: Made = shared.made(&wanted, opened);
@@ -248,7 +253,8 @@ impl Ready {
     }
 }
 
-/// Whose fault it is that a device cannot be prepared.
+/// The refusal for a device that cannot be prepared, by who is at fault: another user of a
+/// resource, the host, or the request.
 pub(super) fn refused(error: &AssembleError) -> Refused {
     let text = error.to_string();
     match error {

@@ -1,16 +1,17 @@
-//! Changes that retire devices: they wait for the end of these devices beside all other changes.
+//! Changes that retire devices. Other changes run while such a change waits for its devices to
+//! end.
 //!
-//! A device process that does not stop a device has 10 s for that, and its requests have further
-//! 10 s to end. Only changes that touch such a device wait for it.
+//! A device process has 10 s to stop a device, and the device's requests have 10 s more to
+//! complete. Only changes that touch such a device wait for it.
 //! ```text
-//! begin     prepare, keep, stop the tasks of what goes        by the device manager
-//! wait      until they have ended, and what they had is closed       beside it
-//! go on     prepare what needs what they had; commit; start; answer   by the manager
+//! begin     prepare, keep, stop the tasks of leaving devices           in the device manager
+//! wait      until they have ended and their files are closed           in a task beside it
+//! go on     prepare what needs their resources; commit; start; answer  in the device manager
 //! ```
-//! Until then the change has all that it touches: what goes, what comes, and what it has changed
-//! already. A change that names one of these devices, or that needs what one of them has or will
-//! have, is put off, and so are those behind it that name the same device. Each user has few of
-//! these, so that a user whose device does not stop holds up nobody else.
+//! Until then the change reserves every device that it touches: those that leave, come or were
+//! changed. Another change is put off if it names one of these devices or needs a resource of one,
+//! and so is each later change of the device that it names. The number of put-off changes of a
+//! user is bounded, so that a user whose device does not stop delays nobody else.
 
 use super::DeviceManager;
 use super::admit::is_bound;
@@ -38,7 +39,7 @@ const OF_ROOT_MAX: usize = 16;
 /// Changes of all other users that are put off at a time.
 const PUT_OFF_MAX: usize = 64;
 
-/// Who waits for the answer to a change. No takeover begins before the answer.
+/// The client of a change, which waits for the answer. No takeover begins before the answer.
 #[derive(Debug)]
 struct Client {
     who: Who,
@@ -46,7 +47,7 @@ struct Client {
     _begun: OwnedRwLockReadGuard<()>,
 }
 
-/// A change whose devices end.
+/// A change that waits for the end of its leaving devices.
 #[derive(Debug)]
 struct Held {
     leaving: Vec<Wanted>,
@@ -62,18 +63,19 @@ impl Held {
         }
     }
 
-    /// True if it is the plan of a whole file: it has all groups of the file.
+    /// True if the change is the plan of a whole file, which sets all groups of limits.
     fn is_whole(&self) -> bool {
         matches!(&self.rest, Rest::Change(carried) if carried.is_whole)
     }
 
-    /// True if it touches what has this name.
+    /// True if the change touches the device or switch of this name.
     fn names(&self, name: &str) -> bool {
         let leaves = self.leaving.iter().any(|device| device.plan().name == name);
         leaves || self.steps().iter().any(|step| step.name == name)
     }
 
-    /// True if the device needs what one has that goes, or that comes.
+    /// True if `device` needs a resource of a device that leaves or comes with this change, or
+    /// uses a switch or group that the change alters.
     fn is_needed_by(&self, device: &Wanted) -> bool {
         let coming = self.steps().iter().filter_map(coming);
         self.leaving.iter().chain(coming).any(|other| device.needs_what_of(other))
@@ -105,20 +107,20 @@ fn is_used(step: &Step, device: &Wanted) -> bool {
 /// An event for the device manager.
 #[derive(Debug)]
 pub(super) enum Next {
-    /// A change, for which no takeover begins.
+    /// The next change to handle, and the lock that keeps takeovers from beginning.
     Asked(Order, OwnedRwLockReadGuard<()>),
     /// The devices of the change with this number have ended.
     Ended(u64),
 }
 
-/// The changes that wait for the end of devices, or of those changes.
+/// The changes that wait for the end of devices, and the changes that wait for those changes.
 #[derive(Debug, Default)]
 pub(super) struct Retiring {
     ends: JoinSet<u64>,
     held: HashMap<u64, Held>,
     next: u64,
     put_off: VecDeque<Order>,
-    /// Those whose turn it is. They were asked for after those that are put off.
+    /// Changes that are handled next, in this order.
     turn: VecDeque<Order>,
 }
 
@@ -148,16 +150,17 @@ impl Retiring {
     /// The number of a change whose devices have ended; `None` if there is none.
     async fn ended(&mut self) -> Option<u64> {
         loop {
-            // A task that panicked has left its change behind, and nobody can say whose it was.
+            // A task that panicked does not return its number, so its change stays held.
             if let Ok(number) = self.ends.join_next().await? {
                 return Some(number);
             }
         }
     }
 
-    /// True if a change has to wait whatever its steps are. A plan of the whole file has to wait
-    /// for each device of the file that ends: no step tells that it is to stay as it was. A whole
-    /// plan has the rates of all groups.
+    /// True if a change has to wait whatever its steps are. The plan of a whole file waits while
+    /// any device of the file is ending: that device may be unchanged in the plan, so that no step
+    /// names it. A change of a group waits for the plan of a whole file, which sets the rates of
+    /// all groups.
     fn holds(&self, change: &Change) -> bool {
         let mut held = self.held.values();
         match change.device() {
@@ -170,7 +173,7 @@ impl Retiring {
         }
     }
 
-    /// True if a step touches what a held change does, or needs what that has.
+    /// True if a step touches a device or switch of a held change, or needs a resource of one.
     pub(super) fn holds_up(&self, steps: &[Step]) -> bool {
         let touches = |step: &Step, held: &Held| {
             held.names(&step.name) || coming(step).is_some_and(|device| held.is_needed_by(device))
@@ -178,7 +181,8 @@ impl Retiring {
         steps.iter().any(|step| self.held.values().any(|held| touches(step, held)))
     }
 
-    /// Puts a change off until a held one is done; refuses it if its user has too many of these.
+    /// Puts a change off until a held one is done; refuses it if its user has too many put-off
+    /// changes.
     fn put_off(&mut self, order: Order) {
         if self.has_room(&order) {
             self.put_off.push_back(order);
@@ -190,7 +194,8 @@ impl Retiring {
     fn has_room(&self, Order { change, who, follows, .. }: &Order) -> bool {
         let asked = || self.put_off.iter().filter(|order| !order.follows);
         let of_user = asked().filter(|order| order.who.uid == who.uid);
-        // There is one change of each device that follows from another, and nobody asks again.
+        // The daemon itself asks for these, a bounded number for each device, and does not ask
+        // again.
         if *follows {
             return true;
         }
@@ -203,7 +208,7 @@ impl Retiring {
         of_device < OF_DEVICE_MAX && of_user.count() < OF_USER_MAX && all < PUT_OFF_MAX
     }
 
-    /// The devices that changes wait for.
+    /// The devices whose ends changes wait for.
     fn awaited(&self) -> Vec<String> {
         let leaving = self.held.values().flat_map(|held| &held.leaving);
         let mut names: Vec<_> = leaving.map(|device| device.plan().name.clone()).collect();
@@ -220,7 +225,8 @@ impl DeviceManager {
         }
     }
 
-    /// Does what is asked, and answers; or begins with it, and goes on when devices have ended.
+    /// Carries a change out and answers. If devices have to end first, [`Self::go_on`] does the
+    /// rest; if another change has to end first, the change is put off.
     async fn handle(&mut self, order: Order, begun: OwnedRwLockReadGuard<()>) {
         if self.retiring.holds(&order.change) {
             return self.retiring.put_off(order);
@@ -246,13 +252,14 @@ impl DeviceManager {
                 let Client { who, answer, .. } = client;
                 self.retiring.put_off(Order { change, who, follows, answer });
             }
-            // Nothing is put off while no device ends.
+            // Cannot happen: only a held change makes another one wait, and then `again` is set.
             (Ok(Outcome::PutOff), None) => self.answer(client, Err(Refused::Busy)),
             (Err(refused), _) => self.answer(client, Err(refused)),
         }
     }
 
-    /// Goes on with a change whose devices have ended, and then with those that it held up.
+    /// Continues a change whose devices have ended, and then lets the changes that waited for it
+    /// run.
     async fn go_on(&mut self, number: u64) {
         let Some(Held { rest, client, .. }) = self.retiring.held.remove(&number) else { return };
         let done = match rest {
@@ -267,6 +274,8 @@ impl DeviceManager {
         };
         self.processes().changes_wait_for(self.retiring.awaited());
         self.answer(client, done);
+        // Changes that were put off arrived first, so they go before those that wait for their
+        // turn.
         let mut turn = std::mem::take(&mut self.retiring.put_off);
         turn.append(&mut self.retiring.turn);
         self.retiring.turn = turn;
@@ -279,19 +288,19 @@ impl DeviceManager {
                 let steps = in_words(steps);
                 tracing::info!(uid, pid, comm, generation, steps, "changed");
             }
-            // Whoever asks logs a refusal.
+            // The control API logs a refusal where the request arrived.
             Ok(_) | Err(_) => {}
         }
         let _ = client.answer.send(done);
     }
 
-    /// Stops these devices, and waits until what they had open is closed.
+    /// Stops these devices, and waits until their files and sockets are closed.
     pub(super) async fn retire(&mut self, devices: &[Wanted], replaced: HashSet<String>) {
         self.begin_to_retire(devices, replaced).await;
     }
 
-    /// Stops these devices. The future waits until what they had open is closed. Those that are
-    /// `replaced` are shown as such until others have their names.
+    /// Stops these devices. The future waits until their files and sockets are closed. A device in
+    /// `replaced` is shown as being replaced until its successor has the name.
     fn begin_to_retire(
         &mut self,
         devices: &[Wanted],
@@ -319,7 +328,7 @@ impl DeviceManager {
                 shown.into_iter().for_each(|entry| drop(closing.spawn(closed(entry))));
             }
             let began = Instant::now();
-            // An image that does not close in time goes on closing, and nobody waits for it.
+            // An image that is not closed in time is closed later; nobody waits for that.
             let _ = timeout(DEVICE_CLOSE, closing.join_all()).await;
             if !have_ended {
                 // A task of a removed device has not ended: the log names it already, and the file
@@ -336,9 +345,9 @@ impl DeviceManager {
         }
     }
 
-    /// The plan of a change that has waited: the running one with these steps, since other changes
-    /// were carried out meanwhile. `desired`: the plan that was aimed at; `is_whole`: it has all
-    /// devices and groups of the file.
+    /// The plan that a change leads to after its wait: the running plan with these steps, since
+    /// other changes may have altered the running plan meanwhile. `desired`: the plan from before
+    /// the wait. `is_whole`: `desired` has all devices and groups of the file.
     pub(super) fn rebased(&self, desired: Plan, steps: &[Step], is_whole: bool) -> Plan {
         if !is_whole {
             return steps.iter().fold(self.plan.clone(), |plan, step| match &step.what {
@@ -355,8 +364,8 @@ impl DeviceManager {
     }
 }
 
-/// Whether something of a device that was removed is still open: its task has ended, but a worker
-/// or a thread of the disk may have it until a call of the kernel comes back.
+/// Returns a check whether a removed device is still open. Its task has ended, but a worker or a
+/// thread of the disk may use the device until a system call returns.
 fn is_open(kind: &SideKind) -> Box<dyn Fn() -> bool + Send + Sync> {
     match kind {
         // A disk of a Xen guest is no device of a plan.

@@ -25,24 +25,24 @@ pub(super) struct Shared {
     pub(super) groups: Groups,
     pub(super) service: Arc<Service>,
     pub(super) host: Host,
-    /// Seconds to wait for what another process holds; `None`: for ever.
+    /// Seconds to wait for resources that another process holds; `None`: for ever.
     pub(super) wait: Option<u32>,
-    /// A device that fails while the process runs costs no other one, and is tried again.
+    /// True if a device that fails is retried, and the other devices are served meanwhile.
     pub(super) keeps_on: bool,
-    /// Calls of the host that changes may be waiting for: those that do not come back stay.
+    /// Permits for host calls of changes. A call that does not return keeps its permit.
     pub(super) calls: Arc<Semaphore>,
 }
 
-/// Calls of the host on behalf of changes that have not come back. A host that does not answer
-/// keeps a thread for each, and callers of the control API must not collect threads without end.
+/// Most host calls of changes that may be in progress. Each call blocks a thread: without a bound,
+/// callers of the control API could collect threads while the host does not answer.
 const CALLS_MAX: usize = 16;
 
 impl Shared {
-    /// The parts for the devices of `plan`. What the process before this one has opened is taken
-    /// out of `handoff`.
+    /// Creates the shared parts for the devices of `plan`. Takes the descriptors that an earlier
+    /// supervisor opened out of `handoff`.
     ///
     /// # Errors
-    /// A control socket cannot have its name, or a switch cannot be made.
+    /// The name of a control socket is in use, or a switch cannot be created.
     pub(super) fn new(
         plan: &Plan,
         pool: Arc<Pool>,
@@ -81,17 +81,17 @@ impl Shared {
         })
     }
 
-    /// The right to one more call of the host; given back when the host has come back.
+    /// A permit for one more host call; the caller drops it when the call has returned.
     ///
     /// # Errors
-    /// [`AssembleError::Calls`]: the host owes the end of too many.
+    /// [`AssembleError::Calls`]: too many host calls have not returned.
     pub(super) fn call(&self) -> Result<OwnedSemaphorePermit, AssembleError> {
         self.calls.clone().try_acquire_owned().map_err(|_| AssembleError::Calls)
     }
 
-    /// Checks that the socket of a device can have its name. Blocks as long as the host likes.
+    /// Checks that the name of a device's socket is free. Blocks as long as the host takes.
     pub(super) fn socket_is_free(&self, plan: &DevicePlan) -> Result<(), AssembleError> {
-        // A folder that has still to be found is looked at when the device is opened.
+        // Opening the device looks up the folder, and checks the name then.
         let Ok(served) = served(plan) else { return Ok(()) };
         let Endpoint::Listen { path, permissions } = &served.endpoint else { return Ok(()) };
         match self.service.has(Whose::Device(&plan.name), path, *permissions) {
@@ -101,7 +101,7 @@ impl Shared {
         }
     }
 
-    /// Makes the device of what was opened for it.
+    /// Creates a device from its opened disk or port.
     pub(super) fn made(&self, wanted: &Wanted, opened: Opened) -> Made {
         self.processes.limit(&wanted.plan().name, &wanted.plan().limit);
         let made = wanted.made(opened, wanted.domain(self.domains), &self.pool);
@@ -115,12 +115,13 @@ impl Shared {
         made
     }
 
-    /// True if a device that cannot be served at the start costs no other one.
+    /// True if a device that cannot be opened at the start is retried, and does not stop the
+    /// start.
     pub(super) fn tries_again(&self) -> bool {
         self.keeps_on && self.wait != Some(0)
     }
 
-    /// Returns when devices may wait no longer for other processes.
+    /// Returns when the time for which devices may wait is over; never, if there is no such time.
     pub(super) async fn waited(&self) {
         match self.wait {
             None | Some(0) => std::future::pending().await,
@@ -141,7 +142,7 @@ impl Shared {
     }
 }
 
-/// Checks that the control sockets can have their names.
+/// Checks that the names of the control sockets are free.
 fn controls_are_free(plan: &DaemonPlan, service: &Service) -> Result<(), AssembleError> {
     for (path, key) in plan.controls() {
         if !service.has(Whose::Control(key), path, plan.private(key)) {

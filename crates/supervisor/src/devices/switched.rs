@@ -1,4 +1,4 @@
-//! Switches that come, change and go with a change of the configuration.
+//! Adds, changes and removes switches for a change of the configuration.
 
 use super::DeviceManager;
 use super::prepare::refused;
@@ -12,10 +12,10 @@ use std::time::Duration;
 use tokio::time::timeout;
 
 impl DeviceManager {
-    /// Makes the switches that come, and gives those that change their other settings.
+    /// Creates the switches that the change adds, and gives changed switches their new settings.
     ///
     /// # Errors
-    /// Nothing has changed: an uplink cannot be opened, or not in time.
+    /// An uplink cannot be opened, or not in time; no switch has changed.
     pub(super) async fn add_switches(&self, steps: &[Step]) -> Result<(), Refused> {
         let comes = |step: &Step| match &step.what {
             What::AddSwitch(plan) => Some(plan.clone()),
@@ -36,8 +36,9 @@ impl DeviceManager {
         Ok(())
     }
 
-    /// Removes the switches that go; or those that came, if the change has failed, which gives the
-    /// others their former settings.
+    /// After a change that is done, removes the switches that it removes. After a change that
+    /// failed, removes the switches that it added, and gives changed switches their former
+    /// settings.
     pub(super) async fn remove_switches(&self, steps: &[Step], is_done: bool) {
         let goes = |step: &&Step| match &step.what {
             What::AddSwitch(_) => !is_done,
@@ -47,6 +48,8 @@ impl DeviceManager {
         let gone: Vec<_> = steps.iter().filter(goes).map(|step| step.name.clone()).collect();
         if !gone.is_empty() {
             for name in &gone {
+                // Bounded: a device process that the kernel does not end must not block later
+                // changes.
                 let _ = timeout(DEVICE_CLOSE, self.shared.processes.end_switch(name)).await;
             }
             let switches = self.shared.host.switches.clone();
@@ -62,7 +65,8 @@ impl DeviceManager {
         }
     }
 
-    /// Gives a switch other settings, with its next device process, which follows at once.
+    /// Gives a switch other settings. They apply to a new device process, which replaces the
+    /// running one at once.
     async fn change_switch(&self, plan: SwitchPlan) -> Result<(), Refused> {
         let (switches, name) = (self.shared.host.switches.clone(), plan.name.clone());
         opened(DEVICE_CLOSE, move || switches.changed(&plan)).await?();
@@ -71,8 +75,8 @@ impl DeviceManager {
     }
 }
 
-/// What a call has opened of the host, which may take up to `max` for that. A call that takes
-/// longer goes on, and what it opens then is closed: so the call itself must change nothing.
+/// Runs a call that opens resources of the host, for `max` at most. A call that takes longer goes
+/// on, and its result is dropped: so the call itself must change nothing.
 async fn opened<T: Send + 'static>(
     max: Duration,
     opens: impl FnOnce() -> Result<T, AssembleError> + Send + 'static,
