@@ -1,4 +1,4 @@
-//! The asking half: one request to a running daemon.
+//! The client of the control API: sends one request to a running daemon.
 
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::body::Bytes;
@@ -25,8 +25,8 @@ pub async fn look<T: DeserializeOwned>(control: &Path, path: &str) -> Result<T, 
     ask(control, exchange(control, Method::GET, path, String::new()), CLIENT_ANSWER).await
 }
 
-/// Asks it with this method to change what is at `path`, and waits as long for the answer as it may
-/// have to wait for the host, beside what [`look`] waits.
+/// Sends a request that changes `path` to the daemon behind the socket at `control`. Waits for the
+/// answer `host` longer than [`look`] does: the daemon may have to wait for its host.
 ///
 /// # Errors
 /// As [`look`].
@@ -61,8 +61,7 @@ async fn ask<T: DeserializeOwned>(
         .map_err(|error| format!("{}: malformed answer: {error}", control.display()))
 }
 
-/// Asks until the daemon has a place for this client: others can have all of them for a moment. The
-/// caller limits the time.
+/// Repeats the request while the daemon is busy with other clients. The caller limits the time.
 async fn exchange(
     control: &Path,
     method: Method,
@@ -77,10 +76,11 @@ async fn exchange(
     }
 }
 
-/// The answer of a daemon that has done a request, or can be asked again.
+/// The outcome of one attempt.
 enum Answer {
     Done(Bytes),
-    /// It has not looked at the request: there are too many clients, or changes.
+    /// The daemon did not carry the request out, because of too many clients or changes: try
+    /// again.
     Busy,
 }
 
@@ -96,7 +96,7 @@ async fn exchange_once(
         .await
         .map_err(|error| format!("--control: cannot connect to {at}: {error}"))?;
     let (mut sender, connection) = handshake(TokioIo::new(stream)).await.map_err(|e| failed(&e))?;
-    // Ends with the sender, or with the daemon: the request then fails and says so.
+    // The task ends with `sender`, or when the daemon closes; the request itself then fails.
     tokio::spawn(connection);
     let request = Request::builder()
         .method(method.clone())
@@ -124,10 +124,10 @@ async fn exchange_once(
     Err(text.map_or_else(|| failed(&status), str::to_owned))
 }
 
-/// A daemon that has no place for a client answers and closes without a look at the request, or
-/// takes the place of one whose request it has not read yet. Then nothing of the request, which is
-/// one short write, has been read: the kernel says so by these errors. A daemon that ends while it
-/// carries a request out has read it, and the connection just ends.
+/// True if the daemon has read nothing of the request, so that it can be sent again. A daemon that
+/// has no room for a client closes the connection unread, and the kernel reports `EPIPE` or
+/// `ECONNRESET`. A daemon that ends while it carries a request out has read it (the request is one
+/// short write): then the connection ends without these errors.
 fn was_not_sent(error: &hyper::Error) -> bool {
     let is_unread = |cause: &(dyn Error + 'static)| {
         let kind = cause.downcast_ref::<io::Error>().map(io::Error::kind);

@@ -1,4 +1,4 @@
-//! The host's interfaces: tells network devices which of them come and go.
+//! Watches the host's interfaces, and tells each network device when its own may have changed.
 
 use crate::model::Registry;
 use manyring_backend::sys::link::LinkEvents;
@@ -22,7 +22,7 @@ fn watched() -> io::Result<AsyncFd<LinkEvents>> {
 }
 
 impl HostLinks {
-    /// Listens from now on, if a device of `plan` has an interface.
+    /// Subscribes to the kernel's reports, if a device of `plan` has an interface.
     pub(crate) fn open(plan: &Plan) -> Self {
         if plan.net.iter().all(|net| !net.port.kind().is_interface) {
             return Self::default();
@@ -34,12 +34,13 @@ impl HostLinks {
         Self(events.ok())
     }
 
-    /// True if it hears of changes.
+    /// True if the kernel's reports are subscribed to.
     pub(crate) fn is_open(&self) -> bool {
         self.0.is_some()
     }
 
-    /// Tells the network devices of `devices` for ever.
+    /// Has a network device check its port whenever a report concerns its interface. Returns only
+    /// if reading the reports fails.
     pub(crate) async fn follow(self, devices: Registry) {
         let Some(events) = self.0 else { return };
         loop {
@@ -50,7 +51,7 @@ impl HostLinks {
                     ready.clear_ready();
                     continue;
                 }
-                // Reports were lost, so each port must be looked at.
+                // The kernel dropped reports: every port must be checked.
                 Err(Errno::NOBUFS) => None,
                 Err(errno) => {
                     tracing::warn!(

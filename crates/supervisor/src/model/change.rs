@@ -13,57 +13,57 @@ const CHANGES_MAX: usize = 16;
 /// Keys of a device and their values, as in a request.
 pub type Keys = serde_json::Map<String, serde_json::Value>;
 
-/// A change that somebody asks for.
+/// A change that a client, or the daemon itself, asks for.
 #[derive(Clone, Debug)]
 pub enum Change {
-    /// A device of the control API as `device` says, with the request's keys as they are kept.
+    /// Create or replace a device of the control API.
     Put {
         /// The device.
         device: Wanted,
-        /// The keys of the request, as they are kept.
+        /// The keys of the request, as they are saved.
         text: String,
     },
-    /// Other values of live keys.
+    /// Change live keys of a device.
     Patch {
         /// The device.
         name: String,
         /// The keys that change.
         keys: Keys,
     },
-    /// The MTU of an interface is set, also if it is what the plan says: others can have set it.
+    /// Set the MTU of an interface, even if the plan already has this value: somebody else may
+    /// have changed the interface.
     Mtu {
         /// The device.
         name: String,
         /// In bytes, as the interface counts it.
         mtu: u16,
     },
-    /// A group of `[[limit]]` has these keys instead.
+    /// Replace the keys of a group of `[[limit]]`.
     Limit {
         /// The name of the group.
         group: String,
         /// All keys that it has from now on.
         keys: Keys,
     },
-    /// A session of the device has ended: what was put off till then is done.
+    /// Carry out the deferred changes of a device whose session has ended.
     Settle {
         /// The device.
         name: String,
     },
-    /// The device goes; with `force` also if a front-end uses it.
+    /// Remove a device.
     Delete {
         /// The device.
         name: String,
-        /// Also if a front-end uses it.
+        /// Remove it even if a front-end uses it.
         force: bool,
     },
-    /// The devices of the configuration file become those of this plan. With `dry_run` the steps
-    /// are only told; with `if_match` only if this is the generation.
+    /// Replace the devices of the configuration file by those of this plan.
     All {
         /// The configuration.
         plan: Box<Plan>,
-        /// The steps are told, and nothing changes.
+        /// Return the steps, and change nothing.
         dry_run: bool,
-        /// The generation that is to be replaced.
+        /// Refuse the change unless this is the present generation.
         if_match: Option<u64>,
     },
 }
@@ -97,10 +97,10 @@ pub enum Refused {
     /// There is no such device.
     #[error("{0}")]
     Missing(String),
-    /// Another device, a front-end or another process is in the way.
+    /// Another device, a front-end or another process uses what the change needs.
     #[error("{0}")]
     Conflict(String),
-    /// This can never be.
+    /// The request is wrong: repeating it cannot succeed.
     #[error("{0}")]
     Wrong(String),
     /// The configuration has changed since the caller looked at it.
@@ -137,7 +137,7 @@ impl ChangeSender {
     /// Asks for a change, and waits until it is done.
     ///
     /// # Errors
-    /// [`Refused`]: everything is as it was.
+    /// [`Refused`]: nothing was changed.
     pub async fn ask(&self, change: Change, who: Who) -> Result<Done, Refused> {
         let (answer, answered) = oneshot::channel();
         let ends = || Refused::Host("the daemon is stopping".to_owned());
@@ -150,7 +150,8 @@ impl ChangeSender {
         answered.await.unwrap_or_else(|_| Err(ends()))
     }
 
-    /// Asks for a change that follows from another one: it waits for its turn, however many do.
+    /// Asks for a change on behalf of the daemon itself. Waits for room in the queue, and for the
+    /// answer.
     pub(crate) async fn follow(&self, change: Change) {
         let (answer, answered) = oneshot::channel();
         let order = Order { change, who: Who::default(), follows: true, answer };

@@ -1,4 +1,4 @@
-//! `Events`: what has become of devices, for whoever waits for it.
+//! `Events`: the latest events of devices, for clients that wait for them.
 
 use serde::Serialize;
 use std::collections::VecDeque;
@@ -50,7 +50,7 @@ impl Events {
         self.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Notes an event, and wakes whoever waits for one.
+    /// Records an event, and wakes every client that waits for one.
     pub(crate) fn tell(&self, device: &str, event: &'static str, reason: Option<String>) {
         let mut kept = self.lock();
         let number = *self.last.borrow() + 1;
@@ -61,18 +61,18 @@ impl Events {
         self.last.send_replace(number);
     }
 
-    /// The events behind number `since`.
+    /// The events after number `since`.
     pub fn since(&self, since: u64) -> Since {
         let kept = self.lock();
         let last = *self.last.borrow();
         let oldest = kept.front().map_or(last + 1, |event| event.number);
-        // A number that there has not been is one of an earlier process.
+        // A number above the last one comes from a client of an earlier process.
         let lost = since > last || since + 1 < oldest;
         let is_new = |event: &&Event| lost || event.number > since;
         Since { last, lost, events: kept.iter().filter(is_new).cloned().collect() }
     }
 
-    /// Returns when there is an event behind number `since`.
+    /// Returns when the last event has another number than `since`.
     pub async fn wait(&self, since: u64) {
         let _ = self.last.subscribe().wait_for(|last| *last != since).await;
     }

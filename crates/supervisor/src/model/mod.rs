@@ -1,5 +1,5 @@
-//! What the parts of the process say of its devices: which there are, what is asked to change, and
-//! what is shown of them. Below all that serve, change and show them.
+//! The supervisor's model of its devices: which devices there are, which changes are requested,
+//! and what the API shows. The modules that serve, change and show devices build on this one.
 
 mod change;
 mod events;

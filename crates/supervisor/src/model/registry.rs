@@ -1,4 +1,4 @@
-//! `Registry`: the devices that the control API shows and changes. Those of Xen guests come and go.
+//! `Registry`: the devices that the control API shows and changes, with the disks of Xen guests.
 
 use super::events::Events;
 use manyring_engine::aside_for;
@@ -6,12 +6,13 @@ use manyring_serve::view::DeviceView;
 use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use tokio::sync::Semaphore;
 
-/// A device under control.
+/// A device that is served.
 #[derive(Debug)]
 pub struct Controlled {
     /// The part of the device that is shown.
     pub view: DeviceView,
-    /// One change at a time: a host that hangs must not collect threads.
+    /// Permits one change at a time: while the host hangs, each further change would block a
+    /// thread.
     pub changing: Arc<Semaphore>,
     /// Keys whose new values wait for the end of the session.
     pending: Mutex<Vec<String>>,
@@ -23,7 +24,7 @@ impl Controlled {
         *self.pending.lock().unwrap_or_else(PoisonError::into_inner) = keys;
     }
 
-    /// Those keys.
+    /// The keys whose new values wait for the end of the session.
     pub fn pending_keys(&self) -> Vec<String> {
         self.pending.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
@@ -43,14 +44,15 @@ pub struct Waiting {
     pub key: &'static str,
     /// One sentence that says who holds it, as far as the system tells, or what is wrong.
     pub reason: String,
-    /// Nobody holds it: something is wrong, and is tried again all the same.
+    /// True if no other process is the cause: something is wrong. The device is retried all the
+    /// same.
     pub(crate) is_failed: bool,
     /// Who has asked for the device: see [`manyring_config::plan::Place::origin`].
     pub origin: &'static str,
 }
 
 impl Waiting {
-    /// The state in which it is, as it is shown.
+    /// The device's state, as the API shows it.
     pub fn state(&self) -> &'static str {
         if self.is_failed { "failed" } else { "waiting" }
     }
@@ -123,7 +125,7 @@ impl Registry {
         self.read().iter().find(|entry| entry.name() == name).cloned()
     }
 
-    /// Adds a device that is served. It takes the place of the entry that has its name, if any.
+    /// Adds a device that is served. It replaces the entry of the same name, if there is one.
     pub(crate) fn add(&self, view: DeviceView) {
         let changing = Arc::new(Semaphore::new(1));
         let controlled = Arc::new(Controlled { view, changing, pending: Mutex::default() });
@@ -136,8 +138,8 @@ impl Registry {
         &self.events
     }
 
-    /// Tells of each front-end of a device that connects and leaves, until the device is gone, or
-    /// is shown as one that waits.
+    /// Records an event for each front-end of a device that connects or leaves, until the device
+    /// is removed or shown as waiting.
     fn tell_of_sessions(&self, device: &Arc<Controlled>) {
         let (events, name) = (self.events.clone(), device.view.name().to_owned());
         let (mut connected, shown) = (device.view.connected.subscribe(), Arc::downgrade(device));
@@ -149,18 +151,18 @@ impl Registry {
         });
     }
 
-    /// Adds a device that waits. It takes the place of the entry that has its name, if any.
+    /// Adds a device that waits. It replaces the entry of the same name, if there is one.
     pub(crate) fn wait(&self, waiting: Waiting) {
         release(self.put(Entry::Waiting(Arc::new(waiting))));
     }
 
-    /// A device that was served is served no more, for this reason.
+    /// Shows a device that was served as failed, for this reason.
     pub(crate) fn fail(&self, name: &str, reason: String) {
         release(self.end(name, reason, true));
     }
 
-    /// Another device of its name is about to take its place. The caller lets the entry go with
-    /// [`closed`].
+    /// Shows a device as being replaced by another one of its name. The caller drops the former
+    /// entry with [`closed`].
     #[must_use]
     pub(crate) fn make_way(&self, name: &str) -> Option<Entry> {
         self.end(name, "the device is being replaced".to_owned(), false)
@@ -176,7 +178,7 @@ impl Registry {
         self.put(Entry::Waiting(Arc::new(waiting)))
     }
 
-    /// Returns the entry whose place this one takes.
+    /// Adds an entry; returns the entry of the same name that it replaces.
     fn put(&self, entry: Entry) -> Option<Entry> {
         let mut devices = self.write();
         match &entry {
@@ -195,7 +197,7 @@ impl Registry {
         }
     }
 
-    /// Forgets a device. The caller lets the entry go with [`closed`].
+    /// Removes a device. The caller drops its entry with [`closed`].
     #[must_use]
     pub(crate) fn remove(&self, name: &str) -> Option<Entry> {
         let mut devices = self.write();
@@ -205,14 +207,14 @@ impl Registry {
     }
 }
 
-/// Lets an entry go, on a thread of its own: it may be the last that has the device, and the close
-/// of an image or a block device waits as long as the host likes.
+/// Drops an entry on another thread: it may be the last owner of the device, and closing an image
+/// or a block device blocks as long as the host takes.
 pub async fn closed(entry: Entry) {
     let name = entry.name().to_owned();
     aside_for(&name, move || drop(entry)).await;
 }
 
-/// Lets an entry go as [`closed`] does, without waiting until it is closed.
+/// Drops an entry as [`closed`] does, and does not wait for it.
 fn release(entry: Option<Entry>) {
     if let Some(entry @ Entry::Served(_)) = entry {
         tokio::spawn(closed(entry));

@@ -1,6 +1,6 @@
 //! `Who`: who asks for a change.
 
-/// Who asks for a change, as the kernel tells.
+/// The process that asks for a change, by the kernel's credentials of its connection.
 #[derive(Clone, Debug, Default)]
 pub struct Who {
     /// The user.
