@@ -37,13 +37,13 @@ pub(super) struct AssignedDevice {
     pub(super) xen: Option<Arc<XenLine>>,
 }
 
-/// The switch of a device process, and what the process was told of it.
+/// The switch of a device process, and what the supervisor has sent to the process about it.
 #[derive(Debug)]
 pub(super) struct ServedSwitch {
     pub(super) host: Arc<SwitchHost>,
-    /// The process was given the switch.
+    /// True once the switch was sent to the process.
     pub(super) is_given: watch::Sender<bool>,
-    /// Locked while the process is told of ports.
+    /// The ports that the process was told of, with their numbers. Locked while ports are sent.
     pub(super) told: tokio::sync::Mutex<BTreeMap<String, u64>>,
     /// The queue of requests for the uplink, of which one at a time is served.
     asks: Mutex<Option<mpsc::Sender<PendingRequest>>>,
@@ -57,12 +57,12 @@ impl ServedSwitch {
         Self { host, is_given, told, asks: Mutex::new(Some(asks)), asked: Mutex::new(Some(asked)) }
     }
 
-    /// Its uplink.
+    /// The uplink of the switch, if it has one.
     pub(super) fn uplink(&self) -> Option<Arc<OwnedPort>> {
         self.host.uplink()
     }
 
-    /// Queues a request for the uplink. False: the one before was not answered.
+    /// Queues a request for the uplink. False: the request before it was not answered.
     pub(super) fn ask(&self, request: PendingRequest) -> bool {
         lock(&self.asks).as_ref().is_some_and(|asks| asks.try_send(request).is_ok())
     }
@@ -79,9 +79,10 @@ pub(super) struct DomainMembers {
     /// Closes descriptors that a device process sent and may not send.
     pub(super) janitor: Arc<Janitor>,
     pub(super) stderr_relay: Arc<StderrRelay>,
-    /// What the supervisor keeps for their sessions beyond the parts of their devices.
+    /// Descriptors that the supervisor keeps for the domain's sessions beyond the reserves of its
+    /// devices.
     pub(super) surplus: Surplus,
-    /// The tokens of their reports.
+    /// Limits the rate of the domain's reports.
     pub(super) bucket: Arc<Bucket>,
 }
 

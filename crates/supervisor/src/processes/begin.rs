@@ -63,7 +63,7 @@ enum Order {
     Next { command: Command, ended: oneshot::Sender<String> },
 }
 
-/// The next supervisor that was started last.
+/// The pid of the next supervisor that was started last.
 static NEXT: Mutex<Option<u32>> = Mutex::new(None);
 
 /// True if this supervisor started the process as its successor. Waits while one is being started:
@@ -123,7 +123,7 @@ pub(super) fn prepare(arguments: Arc<[OsString]>) {
 }
 
 /// Starts `count` warm processes, [`SPARES_MAX`] at most. Returns when they wait for commands, or
-/// after a bound: then device processes start later.
+/// after [`WARM_START`]: device processes that are missing then start when they are needed.
 pub(super) async fn warm_processes(arguments: Arc<[OsString]>, count: usize) {
     let (begun, have_begun) = oneshot::channel();
     let order = Order::WarmProcesses { arguments, count: count.min(SPARES_MAX), begun };

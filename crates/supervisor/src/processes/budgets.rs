@@ -5,11 +5,11 @@ use manyring_engine::Surplus;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// What is set apart for devices, and what domains have beyond that.
+/// The reserves of devices, and the surplus of each domain beyond the reserves of its devices.
 #[derive(Debug, Default)]
 pub(super) struct Budgets {
-    /// The stores of devices that are not served yet: their parts are set apart before a session
-    /// of another device may have what is left.
+    /// The stores of devices that are not served yet. A store reserves the descriptors of its
+    /// device when it is created, before sessions of other devices can use them up.
     stores: Mutex<HashMap<String, Arc<JournalStore>>>,
     /// A domain has one surplus for all its devices, sessions and device processes, also for those
     /// that an earlier supervisor handed over.
@@ -21,7 +21,7 @@ fn lock<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Budgets {
-    /// Sets the part of a device apart, which has this many queues.
+    /// Reserves the descriptors of a device with this many queues.
     pub(super) fn set_apart(&self, device: &str, queues: usize) {
         lock(&self.stores).insert(device.to_owned(), JournalStore::new(device, queues));
     }
@@ -39,7 +39,8 @@ impl Budgets {
         if let Some(surplus) = surpluses.get(domain) {
             return surplus.clone();
         }
-        // Each boot of a Xen guest is a domain with a new number.
+        // Each boot of a Xen guest is a domain with a new number: drop the surpluses of old
+        // domains.
         surpluses.retain(|_, surplus| surplus.is_used());
         surpluses.entry(domain.to_owned()).or_default().clone()
     }

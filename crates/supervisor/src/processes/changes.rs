@@ -47,8 +47,8 @@ impl Changes {
 }
 
 impl Processes {
-    /// Locks for a change. While another supervisor takes over this waits, and returns only if that
-    /// fails.
+    /// Locks for a change. Waits while another supervisor takes over, and returns only if the
+    /// takeover fails.
     pub(crate) async fn change(&self) -> OwnedRwLockReadGuard<()> {
         self.changes.lock.clone().read_owned().await
     }

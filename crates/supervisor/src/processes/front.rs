@@ -36,7 +36,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
-/// Why a device is not given: its plan names no domain, then.
+/// The error for a kind of device that no device process serves.
 const UNSERVED: &str = "no device process serves a device of this kind";
 /// Why a device is given to no device process now.
 const TAKEN_OVER: &str = "a takeover by another daemon is under way";
@@ -125,8 +125,8 @@ async fn stopped(stop: &mut watch::Receiver<bool>) {
     let _ = stop.wait_for(|stop| *stop).await;
 }
 
-/// Goes on with the front-ends that another supervisor handed over. The domain of the first one has
-/// the device; a front-end of another domain waits, as it did there.
+/// Goes on with the front-ends that another supervisor handed over. The domain of the first
+/// front-end has the device; a front-end of another domain waits, as it did there.
 fn inherited(
     processes: &Processes,
     journals: &JournalStore,
@@ -226,8 +226,8 @@ struct DeviceGrant {
 }
 
 impl Front<'_> {
-    /// Front-ends that lost their device process come first. One client waits here; further clients
-    /// stay in the kernel's backlog.
+    /// Waits for the next event: first requests, then front-ends that lost their device process,
+    /// then clients. One client waits here; further clients stay in the kernel's backlog.
     async fn next(&mut self, source: &mut Source) -> Next {
         let is_paused = self.processes.is_paused();
         if is_paused {
@@ -324,11 +324,11 @@ impl Front<'_> {
     }
 
     /// Hands clients to a device process. If another supervisor takes over meanwhile, the device
-    /// process ends, and the next one gets the clients, here or there.
+    /// process ends, and the next one gets the clients, here or at the other supervisor.
     async fn tell(&self, process: &DeviceProcess, handing: Handing) {
         tokio::select! {
             () = process.connect(handing) => {}
-            // It has a part of them, and the takeover may fail before this device is asked for.
+            // The process may have a part of the clients: its end leaves all to the next process.
             () = self.processes.paused() => {
                 process.leave("a takeover by another daemon is under way");
             }
@@ -359,7 +359,7 @@ impl Front<'_> {
         self.part.view.connected.send_replace(false);
     }
 
-    /// The device process of a domain, after it got the device. `None`: it did not get it.
+    /// Returns the device process of a domain once it has the device. `None`: it did not get it.
     async fn given(&mut self, domain: &str) -> Option<Arc<DeviceProcess>> {
         let device = self.wanted.plan().name.as_str();
         loop {
@@ -409,6 +409,7 @@ impl Front<'_> {
         Ok(format!("{ANY_USER}{}", peer.uid.as_raw()))
     }
 
+    /// Gives the device to a device process, when no other process uses it any more.
     async fn give(&mut self, process: &Arc<DeviceProcess>) -> Result<(), String> {
         let processes = self.processes;
         // Same domain: reads that the former process left in flight may still write into this
@@ -424,6 +425,7 @@ impl Front<'_> {
                 () = processes.paused() => return Err(TAKEN_OVER.to_owned()),
             }
         }
+        // Bounds how many descriptors of former front-ends wait to be closed.
         self.processes.unless_paused(self.journals.closes()).await;
         processes.unless_paused(process.knows_ports()).await;
         let joins = self.net().map_or(0, |net| net.outside().joins);

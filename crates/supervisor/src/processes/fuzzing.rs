@@ -1,5 +1,5 @@
-//! A device process without a process, of which the supervisor hears: what the fuzz target
-//! `supervisor` and tests run.
+//! A `DeviceProcess` without a running process. The fuzz target `supervisor` and tests send
+//! reports to it.
 
 use super::assigned::{AssignedDevice, DomainMembers};
 use super::journal_store::JournalStore;
@@ -97,7 +97,8 @@ impl CompromisedProcess {
                 Command::Device { device: name.to_owned(), spec: null_network(PAIRS), port: None };
             let connected = watch::Sender::new(false);
             let (asks, _) = mpsc::channel(1);
-            // One has the connection of a Xen disk, which begins, and no sessions.
+            // The second device has the connection of a Xen disk, which is being made, and no
+            // sessions.
             let line = (name == DEVICES[1]).then(|| Arc::new(XenLine::default()));
             line.iter().for_each(|line| drop(line.connects(1)));
             let (net, journals, xen) = (owned.as_port().cloned(), kept, line);
@@ -114,8 +115,8 @@ impl CompromisedProcess {
         (&self.process, &self.runtime)
     }
 
-    /// The supervisor hears a message with this number of file descriptors. False: the device
-    /// process is ended for it.
+    /// Handles a report with this number of file descriptors. False: the supervisor kills the
+    /// device process for this report.
     pub fn hears(&self, bytes: &[u8], fds: usize) -> bool {
         let _guard = self.runtime.enter();
         let fds = (0..fds).filter_map(|_| Some(std::fs::File::open("/dev/null").ok()?.into()));
@@ -124,23 +125,23 @@ impl CompromisedProcess {
             .is_ok_and(|report| self.process.handle(report, brought).is_ok())
     }
 
-    /// A front-end connects to a device: its number.
+    /// Connects a front-end to a device; returns its number.
     pub fn connects(&self, device: usize) -> Option<u64> {
         let socket = std::fs::File::open("/dev/null").ok()?;
         let journals = &self.journals[device % DEVICES.len()];
         journals.add(journals.hold(socket.into()), &Surplus::default()).ok()
     }
 
-    /// The supervisor takes a device away, and the device process says that it has stopped. False:
-    /// the report was invalid, and the device process is killed.
+    /// Takes a device away, and reports for the process that the device has stopped. False: the
+    /// report was invalid, and the device process is killed.
     pub fn removes(&self, device: usize) -> bool {
         let _guard = self.runtime.enter();
         let name = DEVICES[device % DEVICES.len()];
-        // Polled here alone: the runtime would start the process.
+        // Polled by hand: the runtime would start the process.
         let (mut removal, mut context) =
             (pin!(self.process.remove(name)), Context::from_waker(Waker::noop()));
         if removal.as_mut().poll(&mut context).is_ready() {
-            // It has been taken away before.
+            // The device was taken away before.
             return true;
         }
         let removed = message::emit(&Report::Removed { device: name.to_owned() });
@@ -148,15 +149,16 @@ impl CompromisedProcess {
         is_heard && removal.poll(&mut context).is_ready()
     }
 
-    /// The device process writes these bytes where the supervisor reads its counters, which takes
-    /// any.
+    /// Writes these bytes into the counters of a device, and reads the counters: any bytes are
+    /// valid.
     pub fn counts(&self, device: usize, bytes: &[u8]) {
         let (counts, file) = &self.counts[device % DEVICES.len()];
         let _ = rustix::io::pwrite(file, bytes, 0);
         counts.read();
     }
 
-    /// The device process dies: all that the next one is told of its front-ends fits a message.
+    /// Ends the device process, and asserts that the messages to the next one keep the limits of a
+    /// message.
     pub fn dies(&self) {
         for journals in &self.journals {
             journals.orphan();

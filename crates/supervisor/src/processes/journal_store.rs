@@ -4,8 +4,9 @@
 //! The supervisor keeps a copy of each connected socket, the sealed memfd in which the device
 //! process writes the journal of its session (`session_journal.rs`), and the descriptors that the
 //! journal names. It reads no byte of the memfd, and only hands the descriptors on. A front-end
-//! chose those, so a janitor thread of the device closes them. When the device process dies, the
-//! next one of the domain gets all of it.
+//! chose these descriptors, and a close may block, so a janitor thread closes them. When the
+//! device process dies, the next one of the domain gets the socket, the journal and the
+//! descriptors.
 
 use super::handoff::{AdoptedSession, DeviceHandoff, HandoffMessage};
 use manyring_engine::{FdReservation as FdRoom, ForeignFd, Janitor, Origin, Reserve, Surplus};
@@ -35,10 +36,10 @@ const CLIENTS_MAX: usize = 8;
 /// their front-end is released.
 const BRIEF_LIVES_MAX: u32 = 8;
 
-/// Descriptors that are set apart for a session, beside three for each queue: its socket, its
+/// Descriptors that are reserved for a session, beside three for each queue: its socket, its
 /// journal, those of three memory regions and of two in-flight regions, and one that is replaced.
-/// A guest with more regions, one that migrates and a VMM that listens to its back-end need some of
-/// the rest.
+/// A guest with more regions, a guest that migrates, and a VMM with a back-end channel take more,
+/// from the surplus of the domain.
 const SESSION_FDS: usize = 8;
 
 /// The number of the next front-end, of any device.
@@ -50,7 +51,7 @@ pub(super) struct JournalStore {
     device: String,
     queues: usize,
     origin: Arc<Origin>,
-    /// The descriptors that a session of the device needs are set apart.
+    /// Reserves the descriptors that a session of the device needs.
     reserve: Reserve,
     kept: Mutex<Kept>,
     /// How many front-ends there are.
@@ -60,7 +61,7 @@ pub(super) struct JournalStore {
 #[derive(Debug, Default)]
 struct Kept {
     clients: BTreeMap<u64, Client>,
-    /// Descriptors that the journals of all clients name. Nobody counts them again.
+    /// Number of descriptors that the journals of all clients name.
     fds: usize,
 }
 
@@ -121,7 +122,7 @@ impl JournalStore {
     /// Takes the socket of a front-end that has connected. The janitor closes the socket, since the
     /// kernel closes unread messages' descriptors with it.
     pub(super) fn hold(&self, socket: OwnedFd) -> Arc<ForeignFd> {
-        // Nobody has asked whose the front-end is.
+        // The domain of the front-end is not known yet, so no domain's surplus is used.
         self.hold_for(socket, &Surplus::default())
     }
 
@@ -130,8 +131,8 @@ impl JournalStore {
         self.adopt(socket, &mut room.unwrap_or(FdRoom::none()))
     }
 
-    /// Keeps the socket of a front-end, and gives it a number and a journal. `surplus`: of its
-    /// domain.
+    /// Keeps the socket of a front-end, and gives it a number and a journal. `surplus`: that of
+    /// the front-end's domain.
     ///
     /// # Errors
     /// The system has no memfd for its journal.
@@ -212,16 +213,16 @@ impl JournalStore {
         self.origin.janitor()
     }
 
-    /// Returns when few enough of its file descriptors wait to be closed.
+    /// Returns when few enough file descriptors of the device wait to be closed.
     pub(super) async fn closes(&self) {
         self.origin.janitor().room().await;
     }
 
-    /// Keeps descriptors of a session under a name, and closes others. `surplus`: of the domain of
-    /// the device process.
+    /// Keeps descriptors of a session under a name, and closes others. `surplus`: that of the
+    /// domain of the device process.
     ///
     /// # Errors
-    /// One line: no device process of this version sends that.
+    /// One line: no device process of this version sends such a report.
     pub(super) fn keep(
         &self,
         number: u64,
@@ -256,8 +257,8 @@ impl JournalStore {
                 let problem = if has_xdp { xdp } else { few };
                 tracing::warn!(device = self.device, kept = *held, "{problem}");
             }
-            // The janitor closes the descriptors: otherwise the number of front-ends would have no
-            // bound.
+            // Keep none of these descriptors: without room in the budget, nothing would bound how
+            // many there are.
             return Ok(());
         }
         if *held > SESSIONS_MAX * most {
@@ -309,7 +310,7 @@ impl JournalStore {
         clients.flat_map(|(number, client)| self.command(*number, client)).collect()
     }
 
-    /// Keeps a front-end that another supervisor handed over. `surplus`: of its domain.
+    /// Keeps a front-end that another supervisor handed over. `surplus`: that of its domain.
     pub(super) fn inherit(&self, adopted_session: AdoptedSession, surplus: &Surplus) {
         let AdoptedSession { socket, journal, named, .. } = adopted_session;
         let socket = self.hold_for(socket, surplus);

@@ -4,13 +4,13 @@
 //!
 //! ```text
 //! join, leave   a device process has one more, or one less, device of a group: control thread
-//! divider       reads what processes say, and writes what they are granted: each 10 ms while a
-//!               device of the group does anything, else not before a process rings
+//! divider       reads what processes have used, and writes what they are granted: every 10 ms
+//!               while a device of the group works, else when a process rings
 //! ```
-//! A group whose devices are all in one process has no lease: that process counts by the clock. It
-//! gets a lease when another process has a device of the group, and keeps it as long as it lives,
-//! also while it has no device of the group. To make a lease takes a look into /proc, and to read a
-//! file that a process writes may be slow: the control thread does neither.
+//! A group whose devices are all in one process has no lease: that process counts by the clock.
+//! The process gets a lease when another process has a device of the group, and keeps it as long
+//! as it lives, even while it has no device of the group. Creating a lease reads /proc, and
+//! reading a file that a process writes may be slow: the control thread does neither.
 
 use super::process::DeviceProcess;
 use manyring_config::plan::GroupPlan;
@@ -27,23 +27,23 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// Time between two ticks, but for a little by which a wait may end early.
+/// Shortest time between two ticks: a little less than [`TICK`], since a wait may end early.
 const TICK_NS: u64 = 9_500_000;
 
-/// The groups that have a device in a device process. Clones are the same.
+/// The groups that have a device in a device process. Clones share them.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Leases(Arc<Mutex<Registry>>);
 
 #[derive(Debug, Default)]
 struct Registry {
     groups: BTreeMap<String, Arc<Shared>>,
-    /// The milliseconds of each group that are kept.
+    /// The burst of each group, in milliseconds.
     bursts_ms: BTreeMap<String, u64>,
     /// Wakes the divider for a new lease; `None`: it has not started.
     wakes: Option<Arc<OwnedFd>>,
 }
 
-/// A group.
+/// A group, with the device processes that have its devices.
 #[derive(Debug, Default)]
 struct Shared {
     burst_ms: AtomicU64,
@@ -55,11 +55,11 @@ struct Shared {
 struct Part {
     process: Arc<DeviceProcess>,
     members: AtomicU64,
-    /// `None`: it counts by the clock.
+    /// `None`: the process counts by the clock.
     lease: Mutex<Option<Arc<LeaseFiles>>>,
-    /// The process has a lease, or gets one.
+    /// True if the process has a lease, or gets one.
     is_leased: AtomicBool,
-    /// The divider's alone.
+    /// The process's share and last usages. Only the divider uses these.
     said: Mutex<(Account, Usages)>,
 }
 
@@ -79,7 +79,8 @@ pub(super) struct InGroup {
 }
 
 impl InGroup {
-    /// The process gets this command: from then on the device is in the group that it names.
+    /// Follows a command to the process: the device is in the group that the command names from
+    /// now on.
     pub(super) fn follow(&mut self, command: &Command, process: &Arc<DeviceProcess>) {
         let Command::Limit { group, .. } = command else { return };
         let group = group.as_ref().map(|group| &group.name);
@@ -98,7 +99,7 @@ impl Drop for Membership {
         if lock(&shared.parts).is_empty() {
             registry.groups.remove(&self.group);
         }
-        // The others have what it had.
+        // The divider gives its share to the other processes.
         registry.ring();
     }
 }
@@ -117,7 +118,7 @@ impl Leases {
         InGroup { leases: self.clone(), membership: None }
     }
 
-    /// Sets the rates of all groups.
+    /// Sets the bursts of all groups.
     pub(super) fn follow(&self, groups: &[GroupPlan]) {
         let mut registry = self.lock();
         let burst_ms = |plan: &GroupPlan| (plan.name.clone(), plan.limit.rates().burst_ms);
@@ -128,7 +129,8 @@ impl Leases {
         }
     }
 
-    /// The process has one more device of a group.
+    /// Counts one more device of a group for the process. Once a group has two processes, both get
+    /// leases.
     fn join(&self, group: &str, process: &Arc<DeviceProcess>) -> Membership {
         let mut registry = self.lock();
         let burst_ms = registry.bursts_ms.get(group).copied().unwrap_or(0);
@@ -164,7 +166,8 @@ impl Leases {
 }
 
 impl Registry {
-    /// Has the divider look at all groups; starts it the first time. Returns what wakes it.
+    /// Has the divider look at all groups; starts its thread the first time. Returns the eventfd
+    /// that wakes it.
     fn wake(&mut self, leases: &Leases) -> Result<Arc<OwnedFd>, std::io::Error> {
         let wakes = match &self.wakes {
             Some(wakes) => wakes.clone(),
@@ -189,8 +192,7 @@ impl Registry {
 }
 
 impl Shared {
-    /// Forgets processes without a device of the group: those that have no lease of it, and those
-    /// that have ended.
+    /// Forgets processes without a device of the group, if they have no lease of it or have ended.
     fn forget(&self) {
         let is_in = |part: &Arc<Part>| {
             let is_kept = part.is_leased.load(Ordering::Relaxed) && part.process.serves();
@@ -217,8 +219,8 @@ impl Part {
         }
     }
 
-    /// Gives the process a lease. Without one it would count by the clock, so this is tried until
-    /// the process ends.
+    /// Gives the process a lease. Without one the process would count by the clock beside the
+    /// others of the group, so this is retried until the process ends.
     async fn lease(self: Arc<Self>, group: String, leases: Leases) {
         let process = self.process.clone();
         let mut is_told = false;
@@ -245,7 +247,7 @@ impl Part {
     }
 }
 
-/// The thread that divides.
+/// The thread that divides the time of groups.
 struct Dividing {
     leases: Leases,
     wakes: Arc<OwnedFd>,
@@ -258,7 +260,7 @@ struct Divided {
     divider: Divider,
     is_awake: bool,
     ticks_at_ns: u64,
-    /// Processes with a lease when it was woken last.
+    /// Number of processes with a lease when the group was woken last.
     seen: usize,
 }
 
@@ -269,7 +271,7 @@ impl Dividing {
                 let _ = rustix::io::read(&self.wakes, &mut [0; 8]);
                 self.look();
             }
-            // Processes that ring without end make no further ticks.
+            // Only at its time: a process that rings without end must not cause more ticks.
             let is_due =
                 |group: &&mut Divided| group.is_awake && clock_now_ns() >= group.ticks_at_ns;
             self.groups.iter_mut().filter(is_due).for_each(Divided::tick);
@@ -277,7 +279,7 @@ impl Dividing {
         }
     }
 
-    /// Waits for the next tick, and for news. True if there are some.
+    /// Waits for the next tick, or until the divider is woken; true if it was woken.
     fn wait(&self) -> bool {
         let is_awake = self.groups.iter().any(|group| group.is_awake);
         let tick = Timespec::try_from(TICK).ok().filter(|_| is_awake);
@@ -285,14 +287,14 @@ impl Dividing {
             Ok(count) => count > 0,
             Err(Errno::INTR) => false,
             Err(_) => {
-                // Not to burn a core.
+                // Without a pause this loop would use a whole CPU.
                 std::thread::sleep(TICK);
                 false
             }
         }
     }
 
-    /// Takes over new groups, and wakes those in which a process has rung, or has come or gone.
+    /// Adds new groups, and wakes the groups in which a process has rung, joined or left.
     fn look(&mut self) {
         let all = self.leases.leased();
         all.iter().for_each(|shared| shared.forget());
@@ -342,7 +344,8 @@ impl Divided {
             lock(&part.said).0 = *account;
             files.grant(self.is_awake, &account.granted_ns());
         }
-        // What a process wrote before it could see that nobody reads it any more.
+        // A process may have written its usage before it saw that the divider goes to sleep: look
+        // again.
         let is_news = |((_, files), (_, claim)): (&(Arc<Part>, Arc<LeaseFiles>), &(_, Claim))| {
             files.usages() != Some(claim.usages)
         };

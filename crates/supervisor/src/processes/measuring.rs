@@ -2,10 +2,11 @@
 //! server sends. A process with the rights of a device process, and without a device, negotiates on
 //! a socket of the supervisor, answers, and is killed.
 //!
-//! The process reads what a hostile server sends, so it is taken for compromised. It may say two
-//! things: that it is ready, and its answer. Anything else ends it, as a descriptor does. What it
-//! sent is closed beside the runtime's thread, since it chose how long a close takes; the next
-//! process of the same disk starts when that is done and when the process itself has ended.
+//! The process reads what a hostile server may send, so it counts as compromised. It may send two
+//! reports: that it is ready, and its answer. Any other report, or an unexpected descriptor, ends
+//! it. A janitor thread closes the descriptors that it sent, since it chose how long a close
+//! takes. The next process of the same disk starts when these are closed and the process itself
+//! has ended.
 
 use super::begin::{self, Spawned};
 use super::stderr_relay::StderrRelay;
@@ -29,7 +30,7 @@ use tokio::io::Interest;
 use tokio::runtime::Handle;
 use tokio::time::timeout;
 
-/// Disks that are remembered beyond their measurement at most.
+/// Most disks that are remembered after their measurement.
 const DISKS_MAX: usize = 4096;
 
 /// Starts a process for each measurement.
@@ -41,14 +42,14 @@ pub(crate) struct Measuring {
     disks: Mutex<HashMap<String, Arc<Measured>>>,
 }
 
-/// What one process of a disk leaves to the next one.
+/// The state that one measuring process of a disk leaves to the next one.
 #[derive(Debug)]
 struct Measured {
     /// The name of the processes.
     name: String,
-    /// Closes the descriptors that they have sent.
+    /// Closes the descriptors that the processes have sent.
     janitor: Arc<Janitor>,
-    /// Bounds what they log, over all starts.
+    /// Bounds how much the processes log, over all starts.
     stderr_relay: Arc<StderrRelay>,
     /// Held from the start of a process to its end.
     turn: tokio::sync::Mutex<()>,
@@ -93,7 +94,7 @@ impl Measurer for Measuring {
             let found = disk.found(arguments, target, fds, |found| drop(tells.send(found)));
             found.await;
         });
-        // A runtime that ends drops the task.
+        // `recv` fails if the runtime ends, which drops the task.
         match told.recv() {
             Ok(Ok(NbdFound::Export(export))) => Ok(export),
             Ok(Ok(NbdFound::Failed(failure))) => Err(failure),
@@ -103,14 +104,15 @@ impl Measurer for Measuring {
     }
 }
 
-/// The failure of this host.
+/// A failure of this host, not of the server.
 fn failed(problem: String) -> NbdFailure {
     let text = format!("is not asked for its disk: {problem}");
     NbdFailure { text, is_limit: false, passes: true }
 }
 
 impl Measured {
-    /// Starts a process, tells what it has found, and looks after it until it has ended.
+    /// Starts a process, passes its answer to `tell`, and looks after the process until it has
+    /// ended.
     async fn found(
         &self,
         arguments: Arc<[OsString]>,

@@ -120,7 +120,8 @@ struct Xen {
     name: String,
     /// The queue of handoff requests.
     asks: mpsc::Sender<HandoffRequest>,
-    /// The connection to its xenstore is up: without it the next supervisor could not go on.
+    /// True while the connection to its xenstore is up. Without it the next supervisor could not
+    /// take the disks over.
     is_there: watch::Receiver<bool>,
 }
 
@@ -156,8 +157,8 @@ struct Serving {
 }
 
 impl Processes {
-    /// `arguments`: the options of each device process. `handoff`: what an earlier supervisor
-    /// handed over. `switches`: those that the supervisor has.
+    /// `arguments`: the options of each device process. `handoff`: the state that an earlier
+    /// supervisor handed over. `switches`: the switches of the supervisor.
     pub(crate) fn new(arguments: Vec<OsString>, handoff: &mut Handoff, switches: Switches) -> Self {
         handoff.lingering_io.values_mut().for_each(LingeringIo::count);
         let of_xen = arguments.iter().cloned().chain([sandbox::XEN_OPTION.into()]).collect();
@@ -179,7 +180,7 @@ impl Processes {
         }
     }
 
-    /// Sets apart what sessions of a device need, before anybody serves it.
+    /// Reserves the file descriptors that sessions of a device need, before the device is served.
     pub(crate) fn set_apart(&self, device: &str, queues: usize) {
         self.budgets.set_apart(device, queues);
     }
@@ -333,7 +334,7 @@ impl Processes {
         self.lock().get(domain).map(|kept| kept.process.all_journals()).unwrap_or_default()
     }
 
-    /// Ends all device processes. A compromised one may outlive the end of its channel.
+    /// Kills all device processes. Closing their channels would not end a compromised process.
     pub(crate) async fn end(&self) {
         let processes: Vec<_> = self.lock().values().map(|kept| kept.process.clone()).collect();
         let all: JoinSet<_> = processes
@@ -456,7 +457,8 @@ impl Processes {
             let answers = tokio::time::timeout_at(began + longest, answered).await.is_ok();
             process.note_answer(answers);
             let counts: Vec<Arc<Counts>> = process.counts(&is_meant);
-            // The files are the supervisor's own memfds; another thread reads them all the same.
+            // Another thread reads the files, since reading a file that a process writes may be
+            // slow.
             aside(move || counts.iter().for_each(|counts| counts.read())).await;
         }
     }

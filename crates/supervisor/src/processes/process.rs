@@ -165,7 +165,7 @@ impl DeviceProcess {
         is(&mut self.state.subscribe(), State::Ended).await;
     }
 
-    /// Returns when the process has ended, or is known to be one that the kernel does not end.
+    /// Returns when the process has ended, or was killed and the kernel does not end it.
     pub(super) async fn ended_or_stuck(&self) {
         let is_over = |state: &State| matches!(state, State::Ended | State::Stuck);
         let _ = self.state.subscribe().wait_for(is_over).await;
@@ -201,7 +201,7 @@ impl DeviceProcess {
         }
     }
 
-    /// A place in the queue of commands, as soon as there is one.
+    /// Waits for room in the queue of commands, and reserves it.
     ///
     /// # Errors
     /// The process ends.
@@ -209,9 +209,9 @@ impl DeviceProcess {
         self.orders.reserve().await.map_err(|_| Unresponsive)
     }
 
-    /// Gives it a device as soon as its queue has room: VMMs of a hundred devices may connect at
-    /// once while the process still starts. `more`: the commands about the device that follow. If
-    /// the future is dropped before it returns, the process has not got the device.
+    /// Gives the process a device as soon as its queue has room: VMMs of a hundred devices may
+    /// connect at once while the process still starts. `more`: the commands about the device that
+    /// follow. If the future is dropped before it returns, the process has not got the device.
     ///
     /// # Errors
     /// The process ends.
@@ -319,6 +319,7 @@ impl DeviceProcess {
         aside(move || gone.into_values().for_each(|device| device.assigned.counts.end())).await;
         self.threads.end();
         self.pid.store(0, Ordering::Relaxed);
+        // Last: the next process starts when this one is `Ended`, and gets the counters.
         self.state.send_replace(State::Ended);
     }
 
@@ -359,8 +360,8 @@ impl DeviceProcess {
             let _ = pidfd.readable().await;
             tracing::info!(process, pid, "device process ended");
         }
-        // Reads the descriptors of sessions that the process sent before its end. Its next process
-        // waits for no token of these.
+        // Handle the session reports that the process sent before its end: they carry descriptors
+        // that the next process needs. The rate limit is not applied: the next process would wait.
         for _ in 0..LAST_MESSAGES_MAX {
             let Some((bytes, fds)) = channel.receive_buffered() else { break };
             tokio::task::yield_now().await;
@@ -377,7 +378,8 @@ impl DeviceProcess {
         }
         // The last lines of a process are logged before what follows its end.
         outgoing.end().await;
-        // Its files were closed before its pidfd told its end: nobody waits until it is reaped.
+        // The kernel closed the process's files before its pidfd became readable, so nobody has to
+        // wait until it is reaped.
         reap(child);
         let socket = channel.into_socket();
         aside(move || drop(socket)).await;

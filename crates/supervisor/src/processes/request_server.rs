@@ -93,7 +93,8 @@ pub(super) fn left_of(owned: &Owned) -> Result<Vec<Vec<OwnedFd>>, Errno> {
     }
 }
 
-/// The interface of the device and its queues, for a command; nothing if there is none.
+/// The device's interface and the descriptors of its queues, for a command; nothing if the port
+/// has no interface.
 pub(super) async fn lent(net: &OwnedPort) -> Result<(Option<PortFacts>, Vec<OwnedFd>), String> {
     let port = net.port().clone();
     let lent = aside(move || port.lend().transpose()).await.ok_or("internal error")?;
@@ -116,8 +117,8 @@ pub(super) async fn lent(net: &OwnedPort) -> Result<(Option<PortFacts>, Vec<Owne
     Ok((Some(facts), queues))
 }
 
-/// Returns when nobody has sockets of the interface that were lent to `former`, a domain. Whoever
-/// has one sends by it.
+/// Returns when all sockets of the interface are closed that were lent to the domain `former`: a
+/// process that still has one could send frames by it.
 pub(super) async fn let_go(net: &OwnedPort, former: Option<&str>) -> Result<(), String> {
     let began = Instant::now();
     let mut is_told = false;
@@ -142,7 +143,7 @@ pub(super) async fn let_go(net: &OwnedPort, former: Option<&str>) -> Result<(), 
     }
 }
 
-/// What the host keeps from an interface, for a command.
+/// The host's filter of an interface, for a command.
 fn said(HostFilter { only_to, only_from: _, lacks_groups }: HostFilter) -> PortFilter {
     PortFilter { only_to, lacks_groups }
 }
@@ -154,15 +155,17 @@ pub(super) struct RequestServer {
     pub(super) process: Arc<DeviceProcess>,
     pub(super) limits: watch::Receiver<Arc<Limits>>,
     pub(super) leases: Leases,
-    /// How often an interface was joined before its queues were handed over.
+    /// How often the port had joined its interface when its queues were handed over.
     pub(super) joins: u64,
-    /// For a disk whose lock goes with the rings, or that is only read.
+    /// The marks of the device process. Only for a disk that is locked while its rings run, or
+    /// that is only read.
     pub(super) marks: Option<Arc<Marks>>,
-    /// The server of a disk, to which the supervisor connects.
+    /// The NBD server of a disk, to which the supervisor connects.
     pub(super) remote: Option<Arc<Remote>>,
 }
 
-/// A connection that is being made, and the answer with it.
+/// A connection to a server that is being made. Completes with the command that answers the
+/// request.
 type Connecting = Pin<Box<dyn Future<Output = OutgoingMessage> + Send>>;
 
 impl RequestServer {
@@ -182,7 +185,7 @@ impl RequestServer {
             }
             Owned::Disk(disk) | Owned::XenDisk(disk) => disk.changes(),
         };
-        // A device process starts without a limit.
+        // A device process starts without a limit: send the limit even if it has not changed.
         let (mut limit, mut group) = (Limits::default().of(&self.device), self.leases.of_device());
         self.limits.mark_changed();
         let mut connecting: Option<Connecting> = None;
@@ -248,10 +251,11 @@ impl RequestServer {
         Some((remote, Arc::new(connections)))
     }
 
-    /// Shuts the connections of the device process, which has the device no more.
+    /// Shuts the connections of a device process that no longer has the device.
     async fn shut(&self, connections: Arc<Connections>) {
         let ends = connections.clone();
-        // Who has a socket may keep it busy, and has no other use of it then.
+        // A process with a copy of a socket may keep the socket busy and so delay the shutdown,
+        // but cannot use the socket for anything else meanwhile.
         if timeout(NBD_SHUT, aside(move || ends.end())).await.is_err() {
             tracing::warn!(device = self.device, "shutting its connections takes long");
         }
@@ -272,12 +276,13 @@ impl RequestServer {
         self.process.tell_in_turn(command(&net), Vec::new()).await;
     }
 
-    /// Hands over the queues of the interface that was joined.
+    /// Sends the queues of the interface that the port has joined again.
     async fn renew(&self, net: &OwnedPort) {
         let device = self.device.clone();
         match lent(net).await {
             Ok((Some(PortFacts { filter, chunk, .. }), mut queues)) => {
-                // Without the table of flows, which stays; sockets come with their memory.
+                // Without the flow table, which the process has already. `chunk`: the queues are
+                // AF_XDP sockets, and one more descriptor is their memory.
                 queues.truncate(net.queue_pairs() + usize::from(chunk.is_some()));
                 let queues = queues.into_iter().map(Into::into).collect();
                 self.process.tell_in_turn(Command::Queues { device, filter, chunk }, queues).await;

@@ -73,14 +73,13 @@ async fn serve_uplink(
 ) {
     let Some(uplink) = uplink else { return process.ended().await };
     host.watch();
-    // Nobody has looked at the interface while no process had it.
+    // Nobody watched the interface while no process had it: check its state.
     uplink.port_may_have_changed();
     let device = uplink.name().to_owned();
     let (owned, process) = (Owned::Port(uplink), process.clone());
-    // An uplink has no limit.
+    // An uplink has no limit, alone or in a group.
     let limits = watch::channel(Arc::new(Limits::default())).1;
     let (marks, remote) = (None, None);
-    // No limit is that of an uplink.
     let leases = Leases::default();
     let server = RequestServer { device, owned, process, limits, leases, joins, marks, remote };
     server.attend(asked).await;
@@ -104,8 +103,8 @@ impl DeviceProcess {
         ports.mark_unchanged();
         while self.serves() && ports.borrow().untold(&told).is_some() {
             let Ok(place) = self.place().await else { return };
-            // Nothing is awaited from here on: who drops this future leaves no port noted as told
-            // of which the process was not told.
+            // Nothing is awaited from here on: a dropped future must not leave a port in `told`
+            // that was not sent to the process.
             let Some((device, port)) = ports.borrow().untold(&told) else { return };
             match &port {
                 Some((number, _)) => told.insert(device.clone(), *number),
@@ -171,7 +170,7 @@ impl Processes {
             let Some(uplink) = host.uplink() else { continue };
             let domain = domain_of_switch(host.name());
             let process = self.lock().get(&domain).map(|kept| kept.process.clone());
-            // One that has no front-end now has not quiesced.
+            // The process of a switch without front-ends was not asked to quiesce.
             if let Some(process) = process.filter(|process| process.serves()) {
                 process.end_yielding("a takeover by another daemon is under way").await;
             }

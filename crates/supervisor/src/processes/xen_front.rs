@@ -187,7 +187,7 @@ impl XenFront {
         }
         let command = Command::XenConnect { device, front };
         process.tell_in_turn(command, vec![grants.into()]).await;
-        // The only sign of a device process that does not read is that it does not answer.
+        // A device process that does not read its commands shows this only by a missing answer.
         let _ = process.ask();
         let answer = tokio::select! {
             answer = line.answered() => answer,
@@ -313,7 +313,7 @@ impl XenFront {
             leases: self.processes.leases.clone(),
             joins: 0,
             marks,
-            // xenstore names files alone.
+            // xenstore names only files: there is no NBD server.
             remote: None,
         };
         self.request_servers.spawn(request_server.attend(asked));

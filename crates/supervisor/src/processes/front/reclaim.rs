@@ -69,9 +69,9 @@ impl Front<'_> {
         }
     }
 
-    /// Returns when no device process has the device, and none of its writes is in flight. `reads`:
-    /// nor any read, because its bytes would reach a process that goes on, or the memory of a guest
-    /// that does.
+    /// Returns when no device process has the device, and none of its writes is in flight.
+    /// `reads`: waits for reads, too. Their bytes would still reach the memory of a process or
+    /// guest that goes on.
     pub(super) async fn release(&mut self, reads: bool) -> Result<(), String> {
         self.attended().await;
         while let Some((process, _)) = self.held.last() {

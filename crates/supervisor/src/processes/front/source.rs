@@ -62,12 +62,13 @@ impl Source {
         Ok(Self::Listens(UnixListener::from_std(listener)?))
     }
 
-    /// The device ends with its first session.
+    /// True if the device ends with its first session.
     pub(super) fn is_single(&self) -> bool {
         matches!(self, Self::Connected(_))
     }
 
-    /// There is one front-end at a time, which is there again after each session.
+    /// True if the supervisor connects to the front-end: there is one front-end at a time, to
+    /// which the supervisor connects again after each session.
     pub(super) fn is_exclusive(&self) -> bool {
         matches!(self, Self::Connects(..))
     }

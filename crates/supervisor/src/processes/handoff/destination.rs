@@ -38,12 +38,12 @@ pub struct Handoff {
     pub(crate) exports: HashMap<String, (NbdTarget, ExportSpec)>,
     pub(in crate::processes) clients: HashMap<String, Vec<AdoptedSession>>,
     pub(crate) xen: OfXen,
-    /// Devices that the running supervisor does not serve either.
+    /// Devices that wait in the running supervisor, too.
     pub(crate) waits: HashSet<String>,
     /// Processes and requests of its device processes that have not ended, by device.
     pub(in crate::processes) lingering_io: HashMap<String, LingeringIo>,
     before: Option<Before>,
-    /// Set when the running supervisor has died: then nobody can go on in place of this one.
+    /// Set when the running supervisor has died: from then on nobody else can serve the devices.
     pub is_last: Arc<AtomicBool>,
 }
 
@@ -82,7 +82,8 @@ impl Handoff {
             if has_no_name(control).await {
                 return Err(STOPPED.to_owned());
             }
-            // The supervisor answered before it died: guests lose what a crash costs them.
+            // The supervisor answered before it died: for guests this is like a crash of the
+            // daemon.
             tracing::warn!("--takeover: the running daemon died; {ANEW}");
             return Ok(Self { is_last: Arc::new(true.into()), ..Self::default() });
         }
@@ -199,10 +200,10 @@ impl Handoff {
         Ok(())
     }
 
-    /// Runs `opens`, which opens what was handed over, while the running supervisor waits. If it
-    /// waits no longer, this process exits at once: what it would still set of a tap, also by
-    /// closing it, would be set on the running supervisor's tap. If the running supervisor died,
-    /// `opens` goes on.
+    /// Runs `opens`, which opens what was handed over, while the running supervisor waits. If that
+    /// supervisor waits no longer, this process exits at once: a setting that it changes on a tap,
+    /// also by closing the tap, would change the tap that the running supervisor serves. If the
+    /// running supervisor died, `opens` goes on.
     pub async fn while_it_waits<T>(
         before: &mut Option<Before>,
         is_last: &AtomicBool,
@@ -245,7 +246,7 @@ async fn accept(listener: &tokio::io::unix::AsyncFd<OwnedFd>) -> io::Result<Befo
     let accept = |socket: &OwnedFd| Ok(rustix::net::accept_with(socket, flags)?);
     loop {
         let socket = listener.async_io(tokio::io::Interest::READABLE, accept).await?;
-        // Who may connect depends on the umask.
+        // The umask decides who may connect to the socket: accept only this process's user.
         let peer = rustix::net::sockopt::socket_peercred(&socket)?;
         if peer.uid == rustix::process::geteuid() {
             let channel = Channel::new(socket, Arc::new(Janitor::of("takeover")))?;

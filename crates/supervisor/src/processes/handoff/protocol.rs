@@ -95,7 +95,7 @@ pub enum HandoffMessage {
         /// The device's name.
         device: String,
     },
-    /// That is all.
+    /// Everything was sent.
     End {},
     /// The running supervisor keeps everything: it goes on, or it was stopped.
     GoesOn {},

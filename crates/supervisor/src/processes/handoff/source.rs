@@ -22,9 +22,9 @@ use tokio::time::timeout;
 pub struct Shown {
     /// The devices that it serves.
     pub served: Vec<String>,
-    /// Those of them whose image a child of this supervisor reads.
+    /// The served devices whose image a helper process of this supervisor reads.
     pub helped: Vec<String>,
-    /// Those of them whose interface has a program of this supervisor.
+    /// The served devices whose interface has an XDP program of this supervisor.
     pub bound: Vec<String>,
     /// Devices that wait for a resource, and are tried again.
     pub waits: Vec<String>,
@@ -58,8 +58,8 @@ impl HandoffRequest {
 
 impl Processes {
     /// Hands everything over to the supervisor that listens at `path`. Returns only if that fails:
-    /// then this supervisor goes on. `shown`: the devices, which changes that are waited for
-    /// change.
+    /// then this supervisor goes on. `shown` returns the devices; it is called again after the
+    /// changes that were under way.
     ///
     /// # Errors
     /// One line: some devices are served by no device process, or by a helper; or the takeover
@@ -129,9 +129,9 @@ impl Processes {
     }
 
     /// Refuses a takeover of devices without a device process, with a helper, or with an interface
-    /// by AF_XDP, which has one program at a time. A helper has its
-    /// image locked and its socket named as long as this supervisor runs: the helper of the next
-    /// one could have neither, so the next supervisor would end.
+    /// by AF_XDP, which has one program at a time. A helper has its image locked and its socket
+    /// named as long as this supervisor runs: the helper of the next one could have neither, so
+    /// the next supervisor would end.
     fn can_hand_over(
         &self,
         shown: &Shown,

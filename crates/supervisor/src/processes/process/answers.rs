@@ -17,8 +17,8 @@ impl DeviceProcess {
         Some(number)
     }
 
-    /// Asks for an answer alone, if none is open: counters of many devices take the process long to
-    /// write.
+    /// Asks for an answer without counters, unless a question is open: a process with many devices
+    /// takes long to write its counters.
     pub(super) fn ping(&self) {
         if *self.answered.borrow() >= self.asked.load(Ordering::Relaxed) {
             let _ = self.question(|number| Command::Ping { number });

@@ -16,6 +16,8 @@ use tokio::io::unix::AsyncFd;
 use tokio::time::timeout;
 
 impl DeviceProcess {
+    /// Handles a report. An error ends the process.
+    ///
     /// # Errors
     /// The process does not have the device, or sent what it may not.
     pub(in crate::processes) fn handle(
@@ -27,7 +29,8 @@ impl DeviceProcess {
         if self.quiescing.is_done() && !matches!(report, Report::Counted { .. }) {
             return Err("it sent a report after it had quiesced".to_owned());
         }
-        // With descriptors it counts: nothing would bound how many wait to be closed.
+        // A late report with descriptors is an error: nothing would bound how many wait to be
+        // closed.
         if fds.is_empty() && self.is_late(&report) {
             return Ok(());
         }
@@ -36,7 +39,7 @@ impl DeviceProcess {
                 let (fds, surplus) = (fds.take(), &self.members.surplus);
                 return self.journals(&device)?.keep(number, (keep, &release), fds, surplus);
             }
-            // It cannot be compromised yet: this is its first report, before any command.
+            // The process cannot be compromised yet: this is its first report, before any command.
             Report::Ready {} if self.state() == State::Starting => {
                 self.threads.know(fds.take().pop());
                 self.state.send_if_modified(|state| {

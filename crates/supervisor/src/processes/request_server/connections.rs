@@ -1,9 +1,9 @@
 //! `Connections`: the supervisor's copies of the sockets that a device process has for a disk.
 //!
-//! A process that was taken can keep a socket when its disk goes, or send it to its VMM, and so use
-//! the disk when the next user has it. A socket that is shut is shut for all who have a copy. So
-//! the supervisor shuts those of a device when its device process has it no more, and the oldest
-//! one if there are more than the disk needs.
+//! A compromised process can keep a socket after its disk was taken away, or send the socket to
+//! its VMM, and so use the disk while the next user has it. `shutdown` applies to all copies of a
+//! socket. So the supervisor shuts the sockets of a device down when the device process has lost
+//! the device, and the oldest one if there are more than the disk needs.
 
 use manyring_engine::{Janitor, StandIns};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -18,7 +18,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 pub(super) struct Connections {
     /// Connections that may be open.
     max: usize,
-    /// Closes the copies: whoever has the socket chose how long the last close takes.
+    /// Closes the copies: a process that has the socket chose how long the last close takes.
     janitor: Arc<Janitor>,
     open: Mutex<Open>,
 }
@@ -62,12 +62,12 @@ impl Connections {
         self.janitor.idle().await;
     }
 
-    /// Keeps a copy of a socket before a device process gets it, and shuts the oldest one of too
-    /// many. May block: another process may hold the lock of a socket.
+    /// Keeps a copy of a socket before a device process gets it, and shuts the oldest sockets down
+    /// if there are too many. May block: another process may hold the lock of a socket.
     ///
     /// # Errors
-    /// `EMFILE`: the budget of open files is used up. `ECANCELED`: the device process has the
-    /// device no more.
+    /// `EMFILE`: the budget of open files is used up. `ECANCELED`: the device process no longer
+    /// has the device.
     pub(super) fn keep(&self, socket: impl AsFd) -> Result<(), Errno> {
         let mut open = self.lock();
         if open.is_over {
@@ -86,7 +86,7 @@ impl Connections {
         Ok(())
     }
 
-    /// Shuts all of them, and those that would still come. May block, as [`Self::keep`].
+    /// Shuts all sockets down; [`Self::keep`] fails from now on. May block, as [`Self::keep`].
     pub(super) fn end(&self) {
         let mut open = self.lock();
         open.is_over = true;
