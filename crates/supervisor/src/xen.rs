@@ -1,12 +1,13 @@
 //! The disks of a Xen's guests: found in xenstore, each served by a task of its own.
 //!
 //! ```text
-//! XenDisks    one xenstore: connects, and again if it is lost; which disks there are
+//! XenDisks    one xenstore: connects, connects again if it is lost; follows which disks exist
 //!   serve       a disk's handshake (transport::xenbus), which asks
 //!     Host        opens the disk, maps rings, starts and stops queues
 //!       Hypervisor  grants and event channels, of this machine's Xen or of a simulated one
 //! ```
-//! A disk is on the control API from when its file is open until its tool stack has removed it.
+//! The control API shows a disk from the opening of its file until the tool stack has removed the
+//! disk.
 
 mod apart;
 mod handed;
@@ -46,9 +47,9 @@ use tokio::task::JoinSet;
 
 /// Commands that wait for a disk's task.
 const COMMANDS_MAX: usize = 16;
-/// Where the kernel shows that its own back-end serves disks.
+/// This path exists if the kernel's own back-end (xen-blkback) serves disks.
 const KERNELS_BACK_END: &str = "/sys/bus/xen-backend/drivers/vbd";
-/// The kind of disk that it serves.
+/// The kind of disk that xen-blkback serves.
 const KERNELS_KIND: &str = "vbd";
 
 /// Why the disks of a Xen cannot be served. `at` names the key as it was typed.
@@ -88,11 +89,12 @@ struct Shared {
     journals: Journals,
     processes: Processes,
     domains: Domains,
-    /// The disks in memory whose task has left them to the next one.
+    /// The disks in memory whose task has ended, for their next task.
     memory: Mutex<HashMap<DeviceId, Memory>>,
     /// The disks in memory that a task has.
     in_memory: Mutex<HashSet<DeviceId>>,
-    /// How to ask whether requests of device processes have ended, of the disks that a task has.
+    /// For each disk that a task has: handles that tell whether requests of its device processes
+    /// are in flight.
     endings: Mutex<HashMap<DeviceId, Weak<XenEndings>>>,
 }
 
@@ -106,8 +108,8 @@ pub(crate) struct XenDisks {
 }
 
 impl XenDisks {
-    /// Connects to xenstore and to the hypervisor. `left`: what another supervisor leaves of its
-    /// disks. Needs a tokio runtime.
+    /// Connects to xenstore and to the hypervisor. `left`: locks and memory of disks that another
+    /// supervisor handed over. Needs a tokio runtime.
     ///
     /// # Errors
     /// [`XenError`]
@@ -165,14 +167,14 @@ impl XenDisks {
         Ok(Self { shared, endpoint, store, hypervisor: Arc::new(hypervisor) })
     }
 
-    /// First part of the disks' names.
+    /// The first part of the disks' names.
     pub(crate) fn name(&self) -> &str {
         &self.shared.plan.name
     }
 
-    /// Serves the disks until `stop` turns true. A xenstore that is lost is looked for again. Until
-    /// it is found the queues run on, and then they are taken over. Where another supervisor takes
-    /// over, all disks are left to it.
+    /// Serves the disks until `stop` turns true. If xenstore is lost, connects again: until then
+    /// the queues run on, and then new tasks take them over. If another supervisor takes over, all
+    /// disks are left to it.
     pub(crate) async fn serve(mut self, mut stop: watch::Receiver<bool>) {
         let mut disks = Disks::default();
         let (mut asked, is_there) = self.shared.processes.register_xen(self.name());
@@ -193,6 +195,7 @@ impl XenDisks {
                     next
                 }
             };
+            // All tasks leave their disks: after a reconnection, new tasks take the rings over.
             leave.send_replace(true);
             disks.leave_all();
             if let Some(handoff_request) = handoff_request {
@@ -201,7 +204,7 @@ impl XenDisks {
                 continue;
             }
             match next {
-                // A disk that hangs ends its task late: that is nothing to the others.
+                // The task of a disk that hangs ends later; the other disks do not wait for it.
                 Some(next) => (self.store, self.hypervisor) = next,
                 None => break lost.is_some(),
             }
@@ -211,13 +214,13 @@ impl XenDisks {
             let xen = &self.shared.plan.name;
             tracing::warn!(xen, "requests in flight of disks did not complete; abandoning them");
         }
-        // Without xenstore nobody knows which disks are gone.
+        // Removes the journals of disks that are gone. Without xenstore nobody knows which are.
         if let (Some(there), false) = (&disks.there, is_lost) {
             self.shared.state_dir.keep(|disk| there.contains(disk));
         }
     }
 
-    /// Starts a task for each disk that appears, until xenstore is lost; says why it is.
+    /// Starts a task for each disk that appears. Returns when xenstore is lost, with the reason.
     async fn follow(&self, disks: &mut Disks, leaving: &watch::Receiver<bool>) -> StoreError {
         let kinds = self.shared.plan.kinds.clone();
         let discovery = Discovery::new(self.store.clone(), kinds).await;
@@ -226,7 +229,8 @@ impl XenDisks {
             Err(error) => return error,
         };
         let (sender, mut presences) = mpsc::channel(1);
-        // A look must not be cut short: what was seen by half of it would be forgotten.
+        // Discovery has a task of its own: `select!` would drop a look half-way, with the disks
+        // that it had seen.
         let mut looks = JoinSet::new();
         looks.spawn(async move {
             loop {
@@ -264,8 +268,8 @@ impl XenDisks {
         }
     }
 
-    /// Connects to a xenstore that was lost, as soon as it is there and answers; `None`: the
-    /// process ends. The queues run on until then, and are to be taken over after.
+    /// Connects again to a xenstore that was lost, as soon as it answers. `None`: the process
+    /// ends.
     async fn find_again(
         &self,
         error: &StoreError,
@@ -314,18 +318,18 @@ impl XenDisks {
     }
 }
 
-/// How the task of a disk is told.
+/// The channels to the task of a disk.
 #[derive(Debug)]
 struct Serving {
     commands: mpsc::Sender<Command>,
-    /// Turns true when it has to leave the disk to another task or process.
+    /// Turns true when the task has to leave the disk to another task or process.
     leave: watch::Sender<bool>,
 }
 
 /// The disks that are there, and the tasks that serve them.
 #[derive(Debug, Default)]
 struct Disks {
-    /// `None`: nobody has looked yet, since xenstore is there.
+    /// `None`: the disks were not read yet since the last connection to xenstore.
     there: Option<HashSet<DeviceId>>,
     tasks: JoinSet<DeviceId>,
     /// Disks that have a task, also those that are there no more.
@@ -348,7 +352,7 @@ impl Disks {
         }
     }
 
-    /// The task of a disk leaves it; the next one takes it over.
+    /// Has the task of a disk leave the disk; the disk's next task takes it over.
     fn leave(&self, id: &DeviceId) {
         if let Some(serving) = self.running.get(id) {
             serving.leave.send_replace(true);
@@ -359,7 +363,8 @@ impl Disks {
         self.running.keys().for_each(|id| self.leave(id));
     }
 
-    /// A task that has ended: the name of its disk. `None`: there is no task.
+    /// Waits for a task that ends; returns its disk. `None`: there is no task, or the task
+    /// panicked.
     async fn ended(&mut self) -> Option<DeviceId> {
         let id = self.tasks.join_next().await?.ok()?;
         self.running.remove(&id);
@@ -370,7 +375,7 @@ impl Disks {
         while self.ended().await.is_some() {}
     }
 
-    /// `None`: nobody has looked yet.
+    /// True if xenstore has the disk. `None`: the disks were not read yet.
     fn is_there(&self, id: &DeviceId) -> Option<bool> {
         self.there.as_ref().map(|there| there.contains(id))
     }

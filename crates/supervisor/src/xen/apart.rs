@@ -18,11 +18,11 @@ use manyring_transport::xenbus::{Channel, Command, DeviceId, HostError, Simulate
 use std::sync::Arc;
 use tokio::sync::{mpsc, watch};
 
-/// Device processes that may end one after the other before they have served a front-end that
+/// Most device processes in a row that may end before one of them serves a front-end that
 /// connects.
 const LIVES_MAX: u32 = 8;
 
-/// A disk that is open here and served there.
+/// A disk that the supervisor has open and a device process serves.
 #[derive(Debug)]
 pub(super) struct Apart {
     id: DeviceId,
@@ -37,7 +37,7 @@ pub(super) struct Kept {
     _xen: Option<Arc<SimulatedXen>>,
 }
 
-/// A front-end that a device process may serve.
+/// The resources of a front-end: `lent` goes to the device process, `kept` and `held` stay here.
 struct Lent {
     lent: XenLent,
     kept: Kept,
@@ -58,8 +58,8 @@ impl Apart {
         &self.front
     }
 
-    /// Has a front-end served. If a device process ends before it has told that it serves the
-    /// front-end, the next one takes over whatever that one has begun.
+    /// Has a device process serve a front-end. If the process ends before it reports that it
+    /// serves the front-end, the next device process takes the rings over.
     pub(super) async fn start(
         &mut self,
         config: &Negotiated,
@@ -71,7 +71,7 @@ impl Apart {
             let lent = aside(move || lend(&id, &shared, &lent)).await;
             let Lent { lent, kept, held } =
                 lent.unwrap_or_else(|| Err(HostError::new("internal error")))?;
-            // From here on the device process can write to them.
+            // From here on the device process can write to the journals: watch their sizes.
             self.shared.journals.add(&self.id, held, Some(self.front.holder()));
             let refusal = match self.front.connect(lent).await {
                 Ok(served) => {
@@ -81,7 +81,7 @@ impl Apart {
                 Err(refusal) => refusal,
             };
             let (id, shared) = (self.id.clone(), self.shared.clone());
-            // Event channels are closed by calls.
+            // Closing an event channel is a call that may block.
             aside(move || {
                 shared
                     .journals
@@ -118,8 +118,8 @@ impl Apart {
     }
 }
 
-/// Tells the handshake of a connection's faults, and has its task leave the disk to the next one
-/// when the device process has ended.
+/// Passes the faults of a connection to the handshake. When the device process has ended, has the
+/// disk's task leave the disk to the next task.
 pub(super) async fn follow(
     served: XenServed,
     number: u32,
@@ -141,7 +141,7 @@ pub(super) async fn follow(
     }
 }
 
-/// Opens what a device process needs of a front-end. May block.
+/// Opens the descriptors by which a device process serves a front-end. May block.
 fn lend(id: &DeviceId, shared: &Shared, config: &Negotiated) -> Result<Lent, HostError> {
     let domain = config.assignment.frontend_id;
     let grants = Hypervisor::lend(&shared.plan.xen, domain)

@@ -1,15 +1,15 @@
 //! Hands the disks of a Xen to the next supervisor (`processes/handoff/source.rs`).
 //!
-//! Their tasks leave the disks, as at the end of the process: the rings stay as they are, with
+//! The tasks leave their disks, as at the end of the process: the rings stay as they are, with
 //! their journals, and images and event channels are closed. The tasks of the next supervisor take
-//! the rings over. Two things go along: the locks by which no other daemon serves these disks, and
+//! the rings over. The handoff carries the locks by which no other daemon serves these disks, and
 //! the bytes of disks in memory.
 //!
-//! A disk whose requests do not end is left as a killed device process leaves it. The next
-//! supervisor opens its image when the host has ended them: until then the descriptions that the
-//! device process had are marked. An image that is only read opens before that; the next supervisor
-//! is told how such descriptions are marked, and gives the disk to no device process before they
-//! are closed.
+//! A disk whose requests do not end is left as a killed device process leaves it. Until the host
+//! has ended these requests, the open files of the device process keep a byte of the image locked
+//! (its mark), so that the next supervisor cannot open the image. An image that is only read can
+//! be opened before that: the next supervisor gets the marks, and gives the disk to no device
+//! process before these files are closed.
 
 use super::memory::{Bytes, Memory};
 use super::{Disks, Shared, XenDisks, disk_name};
@@ -23,11 +23,12 @@ use tokio::task::JoinSet;
 use tokio::time::timeout;
 
 impl XenDisks {
-    /// Leaves disks that were told to be left; returns when they are to be served here again.
+    /// Hands the disks over, whose tasks were told to leave them. Returns when the takeover has
+    /// failed: the disks are served here again then.
     pub(super) async fn hand_over(&self, disks: &mut Disks, mut handoff_request: HandoffRequest) {
         let left = tokio::select! {
             left = self.leave(disks) => left,
-            // Another device was too slow.
+            // The takeover has failed already: another device was too slow.
             () = handoff_request.is_void() => return,
         };
         handoff_request.answer(left).await;
@@ -48,10 +49,12 @@ impl XenDisks {
         self.left()
     }
 
-    /// Has the device processes killed whose disks do not stop. Returns when their processes are
-    /// gone, though the kernel may not have ended their requests. One that the kernel does not end
-    /// has the event channels of its guest still: the next supervisor could not bind them, and
-    /// would close the disks.
+    /// Kills the device processes whose disks do not stop, and waits for their ends. Their
+    /// requests may still be in flight in the kernel.
+    ///
+    /// # Errors
+    /// The kernel does not end a process, which still has the event channels of its guest. The
+    /// next supervisor could not bind these and would close the disks.
     async fn end_processes_of(&self, disks: &Disks) -> Result<(), String> {
         let mut processes = BTreeSet::new();
         for id in disks.running.keys() {
@@ -113,8 +116,8 @@ impl Shared {
         self.endings.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Notes those of a disk that a task has from now on, and forgets those of tasks that have
-    /// ended.
+    /// Stores the handles of a disk that a task has from now on, and drops those of tasks that
+    /// have ended.
     pub(super) fn note_endings(&self, id: &DeviceId, of_disk: Weak<XenEndings>) {
         let mut all = self.endings();
         all.retain(|_, endings| endings.strong_count() > 0);
@@ -122,7 +125,7 @@ impl Shared {
     }
 }
 
-/// The bytes of disks of these kinds that another supervisor has left.
+/// Takes the bytes of disks of these kinds out of what another supervisor handed over.
 pub(super) fn taken(left: &mut OfXen, kinds: &[String]) -> HashMap<DeviceId, Memory> {
     let all = std::mem::take(&mut left.memory);
     let (own, others): (Vec<_>, _) = all.into_iter().partition(|of| kinds.contains(&of.kind));

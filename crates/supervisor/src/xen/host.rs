@@ -29,7 +29,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::Instant;
 
-/// Faults that wait to be told: the first one ends the connection.
+/// Most faults that wait for the handshake: the first one ends the connection.
 const EVENTS_MAX: usize = 16;
 
 /// Serves one disk.
@@ -38,15 +38,15 @@ pub(super) struct XenHost {
     id: DeviceId,
     shared: Arc<Shared>,
     hypervisor: Arc<Hypervisor>,
-    /// To this disk's own handshake.
+    /// Commands to this disk's own handshake.
     commands: mpsc::Sender<Command>,
     stop: watch::Receiver<bool>,
     /// Has this task leave the disk to the next one.
     leave: watch::Sender<bool>,
     opened: Option<Opened>,
-    /// The rings of a former process could not be connected for now: the disk is opened again.
+    /// Taking over the rings failed for a reason that may pass: the disk is opened again.
     is_tried_again: bool,
-    /// Closes what was opened before.
+    /// The task that closes the disk that was open before.
     closing: Option<JoinHandle<Option<()>>>,
     running: Option<Running>,
 }
@@ -59,7 +59,7 @@ struct Opened {
     served: Served,
     /// For a disk in memory: the value of the xenstore node `params`.
     in_memory: Option<String>,
-    /// Tells of resizes.
+    /// Sends resizes to the handshake.
     _tasks: JoinSet<()>,
 }
 
@@ -75,9 +75,9 @@ enum Served {
 #[derive(Debug)]
 struct Running {
     queues: Vec<QueueHandle>,
-    /// Tells of faults.
+    /// Sends faults to the handshake.
     _tasks: JoinSet<()>,
-    /// Dropped when the queues have stopped: until then pages of the domain are mapped.
+    /// Dropped after the queues have stopped: until then pages of the domain are mapped.
     _held: (Option<Lender>, Vec<Channel>),
     /// Kept open for the device process that serves the queues.
     _kept: Option<apart::Kept>,
@@ -156,7 +156,7 @@ impl XenHost {
         &mut self,
         assignment: &Assignment,
     ) -> Result<(Offer, DiskNodes), HostError> {
-        // The file of the former one is released first: it may be the same.
+        // Close the former disk first: the new one may have the same file.
         self.close_device();
         self.closed().await;
         let disk = self.open_disk(assignment).await?;
@@ -205,10 +205,10 @@ impl XenHost {
     }
 
     fn close_device(&mut self) {
-        // The next task, or this one, goes on with the disk.
+        // True if the next task, or this one, opens the disk again: keep a disk in memory for it.
         let is_left = std::mem::take(&mut self.is_tried_again) || *self.stop.borrow();
         if let Some(opened) = self.opened.take() {
-            // It has not the last of what was opened.
+            // Dropping the entry closes nothing: `opened` still has the device.
             drop(self.shared.devices.remove(&self.name()));
             let Opened { disk, served, in_memory, .. } = opened;
             let (shared, id) = (self.shared.clone(), self.id.clone());
@@ -230,7 +230,7 @@ impl XenHost {
         }
     }
 
-    /// Waits until what was opened is closed: another process or disk may have its file then.
+    /// Waits until the former disk is closed: another process or disk may have its file then.
     pub(super) async fn closed(&mut self) {
         if let Some(closing) = self.closing.take() {
             let _ = closing.await;
@@ -275,7 +275,7 @@ impl XenHost {
             }
             (held, error) => {
                 stop_all(queues).await;
-                // Event channels are closed by calls.
+                // Closing an event channel is a call that may block.
                 aside(move || drop(held)).await;
                 Err(error.unwrap_or_else(|| HostError::new("the device has no queue")))
             }
@@ -293,11 +293,12 @@ impl XenHost {
             stop_all(std::mem::take(queues)).await;
         }
         let running = self.running.take();
-        // While the process ends the front-end stays connected: the next one goes on.
+        // If this task leaves the disk, the front-end stays connected and the next task takes the
+        // rings over: keep the journals.
         let over = (!*self.stop.borrow()).then_some(());
         let (shared, id) = (self.shared.clone(), self.id.clone());
         aside(move || {
-            // Event channels are closed by calls.
+            // Closing an event channel is a call that may block.
             drop(running);
             for journal in shared.journals.take(&id).into_iter().filter(|_| over.is_none()) {
                 shared.state_dir.bound(&journal);
@@ -346,13 +347,13 @@ impl Host for XenHost {
     }
 }
 
-/// Closes what was opened, on a thread of its own: whoever closes a block device as the last one
-/// waits until all is written that the host's page cache has of it.
+/// Drops `opened` on another thread: the last close of a block device waits until the host has
+/// written the device's page cache back.
 fn close_aside<T: Send + 'static>(opened: T) -> JoinHandle<Option<()>> {
     tokio::spawn(aside(move || drop(opened)))
 }
 
-/// Tells the handshake of each change of the disk, as long as it is open.
+/// Sends each change of the disk's size to the handshake, as long as the disk is open.
 async fn tell_resizes(
     disk: Weak<HostDisk>,
     mut changes: watch::Receiver<u64>,
@@ -360,6 +361,7 @@ async fn tell_resizes(
     commands: mpsc::Sender<Command>,
 ) {
     while changes.changed().await.is_ok() {
+        // The device process must know the new size before the guest does.
         if let Some(measures) = &measures {
             measures.measured().await;
         }
@@ -370,7 +372,7 @@ async fn tell_resizes(
     }
 }
 
-/// Tells the handshake of what its queues met.
+/// Sends the faults that the queues met to the handshake.
 async fn tell_faults(
     number: u32,
     mut events: mpsc::Receiver<Event>,

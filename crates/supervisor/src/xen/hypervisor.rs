@@ -1,5 +1,5 @@
-//! `Hypervisor`: who lends pages of domains and binds event channels: this machine's Xen, or a
-//! simulated one. Its calls may block.
+//! `Hypervisor`: maps pages that domains lend, and binds event channels, of this machine's Xen or
+//! of a simulated one. Its calls may block.
 
 use manyring_config::plan::XenPlan;
 use manyring_engine::{Call, DoorbellError, Kick};
@@ -39,14 +39,14 @@ pub(super) struct Lender {
     _seat: Option<Seat>,
 }
 
-/// The descriptors by which another process maps a domain's pages. This one maps none by them.
+/// The descriptors by which another process maps a domain's pages. This process maps none.
 #[derive(Debug)]
 pub(super) struct LentGrants {
     pub(super) grants: OwnedFd,
-    /// Of a simulated Xen.
+    /// Only for a simulated Xen.
     pub(super) seat: Option<XenSeat>,
-    /// Kept until that process has left the pages: the connection by which a simulated Xen knows
-    /// it.
+    /// The connection by which a simulated Xen knows the other process. Kept until that process
+    /// has unmapped the pages.
     pub(super) xen: Option<Arc<SimulatedXen>>,
 }
 
@@ -54,7 +54,7 @@ pub(super) struct LentGrants {
 #[derive(Debug)]
 pub(super) struct LentBell {
     pub(super) fds: Vec<OwnedFd>,
-    /// Its port, of this machine's Xen.
+    /// The port on this machine's Xen; `None` for a simulated one.
     pub(super) port: Option<u32>,
     /// Keeps the port of a simulated Xen bound.
     pub(super) channel: Option<Channel>,
@@ -70,7 +70,7 @@ pub(super) struct Bell {
 }
 
 impl Hypervisor {
-    /// Opens it.
+    /// Opens the grant device, or connects to a simulated Xen.
     ///
     /// # Errors
     /// [`HypervisorError`]
@@ -84,10 +84,10 @@ impl Hypervisor {
         }
     }
 
-    /// Who maps what `domain` lends.
+    /// The right to map pages that `domain` lends.
     ///
     /// # Errors
-    /// The simulated Xen's: `ESRCH` without the domain.
+    /// Errors of the simulated Xen. `ESRCH`: there is no such domain.
     pub(super) fn lender(&self, domain: u16) -> Result<Lender, Errno> {
         match self {
             Self::Real(device) => {
@@ -106,7 +106,7 @@ impl Hypervisor {
     /// own, or the memory of a simulated domain.
     ///
     /// # Errors
-    /// The device cannot be opened; the simulated Xen's: `ESRCH` without the domain.
+    /// The grant device cannot be opened. `ESRCH`: the simulated Xen has no such domain.
     pub(super) fn lend(plan: &XenPlan, domain: u16) -> Result<LentGrants, Errno> {
         match plan {
             XenPlan::Real { .. } => {
@@ -127,11 +127,11 @@ impl Hypervisor {
         }
     }
 
-    /// Binds to the event channel that `domain` has made for us. One that is `inherited` may still
-    /// be bound by the former process for a moment.
+    /// Binds to the event channel that `domain` created for us. `inherited`: a former process may
+    /// still have the channel for a moment, so binding is retried.
     ///
     /// # Errors
-    /// `EINVAL` without such a channel.
+    /// `EINVAL`: there is no such channel.
     pub(super) fn bind(&self, domain: u16, port: u32, inherited: bool) -> Result<Bell, Errno> {
         patiently(inherited, || self.try_to_bind(domain, port))
     }
@@ -158,8 +158,8 @@ impl Hypervisor {
 }
 
 impl LentGrants {
-    /// As [`Hypervisor::bind`], for the process that maps the pages: by the event device it can
-    /// reach no other domain.
+    /// As [`Hypervisor::bind`], for the process that maps the pages. The event device is
+    /// restricted to `domain`: the process can reach no other domain by it.
     ///
     /// # Errors
     /// As for [`Hypervisor::bind`].
@@ -179,7 +179,7 @@ impl LentGrants {
 }
 
 impl Lender {
-    /// Who maps the pages.
+    /// Maps the pages of the domain.
     pub(super) fn mapper(&self) -> &GrantMapper {
         &self.mapper
     }

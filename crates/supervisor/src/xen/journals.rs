@@ -1,15 +1,17 @@
-//! `Journals`: the journals of rings that are served, watched for somebody who takes them away.
+//! `Journals`: the journals of rings that are served. They are watched, since somebody may remove
+//! them.
 //!
 //! A journal that was removed or replaced, by a cleaner of old files or by an operator, is still
 //! mapped and written. But the next process would not find it, and would have to close the disk.
-//! So each is looked at once a second. When one is gone, its disk is left as at the end of the
-//! process: its queues stop, the journal is written into a new file, and the disk is taken over
-//! from there. One that was cut cannot be restored while requests wait, so the operator is told.
+//! So each journal is checked once a second. When a journal is gone, its disk is left as at the
+//! end of the process: its queues stop, the journal is written into a new file, and the disk is
+//! taken over from there. A journal that was truncated cannot be restored while requests wait, so
+//! the operator is told.
 //!
-//! A device process has its journals to write to, and nothing but this look keeps one that was
-//! taken over from filling the file system with them. A journal that is longer than any ring needs
-//! is cut, and its process ends. Who serves a ring writes to the mapped journal, which no
-//! event tells; each other way to make the file longer is told at once ([`StateDir::writes`]).
+//! A device process can write to its journals, and only this check keeps a compromised process
+//! from filling the file system with them. A journal that is longer than any ring needs is
+//! truncated, and its process is killed. Serving a ring stores to the mapped journal, which causes
+//! no event; every other way to make the file longer causes one at once ([`StateDir::writes`]).
 
 use super::Shared;
 use super::state_dir::{Fate, Held, StateDir};
@@ -39,35 +41,34 @@ pub(super) struct Journals {
 #[derive(Debug)]
 struct Kept {
     journals: Vec<Held>,
-    /// Who has the device process that serves the disk.
+    /// The device process that serves the disk; `None`: this process serves it.
     process: Option<XenHolder>,
 }
 
-/// The result of a look at the journals: which are gone, and which device processes have misused
-/// theirs.
+/// The result of a check: journals that are gone, and device processes that misused theirs.
 #[derive(Debug, Default)]
 pub(super) struct Looked {
     /// Disks whose journals are gone and can be written again.
     pub(super) lost: Vec<DeviceId>,
-    /// Of device processes that have made a journal longer than one may be.
+    /// Device processes that have made a journal too long.
     pub(super) fills: Vec<XenHolder>,
 }
 
 impl Journals {
-    /// The queues of a disk are to be served, by a device process or here.
+    /// Watches the journals of a disk whose queues start, in a device process or here.
     pub(super) fn add(&self, disk: &DeviceId, journals: Vec<Held>, process: Option<XenHolder>) {
         let kept = Kept { journals, process };
         self.held.lock().unwrap_or_else(PoisonError::into_inner).insert(disk.clone(), kept);
     }
 
-    /// The queues of a disk are served: its journals have their size.
+    /// Notes the sizes of the journals of a disk, whose queues are served now.
     pub(super) fn measure(&self, disk: &DeviceId) {
         let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
         let journals = held.get_mut(disk).into_iter().flat_map(|kept| &mut kept.journals);
         journals.for_each(Held::measure);
     }
 
-    /// The queues of a disk have stopped.
+    /// Ends the watch of the journals of a disk, whose queues have stopped; returns the journals.
     pub(super) fn take(&self, disk: &DeviceId) -> Vec<Held> {
         let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
         held.remove(disk).map(|kept| kept.journals).unwrap_or_default()
@@ -78,7 +79,7 @@ impl Journals {
         self.held.lock().unwrap_or_else(PoisonError::into_inner).is_empty()
     }
 
-    /// Looks at all of them; cuts those that have grown, and logs once what became of each.
+    /// Checks all journals; truncates those that are too long, and logs once what became of each.
     pub(super) fn look(&self, folder: &StateDir) -> Looked {
         let mut looked = Looked::default();
         let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
@@ -90,6 +91,7 @@ impl Journals {
                     folder.cut(journal);
                     looked.fills.extend(process.clone());
                 }
+                // Before its ring is served a journal has no known size: it can only be too long.
                 if journal.is_told || !journal.is_measured() && fate != Fate::Grown {
                     continue;
                 }
@@ -128,8 +130,8 @@ impl Journals {
     }
 }
 
-/// Looks at the journals once a second, and when one is written to by a call: tells whose are gone,
-/// and ends device processes that make one longer than it may be.
+/// Checks the journals once a second, and after a call that wrote to one. Sends the disks whose
+/// journals are gone, and ends device processes whose journals are too long.
 pub(super) async fn watch(shared: Arc<Shared>, sender: mpsc::Sender<DeviceId>) {
     let looking = shared.clone();
     let writes = aside(move || looking.state_dir.writes()).await.flatten();

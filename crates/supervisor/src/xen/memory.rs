@@ -20,10 +20,10 @@ pub(super) struct Memory {
 /// Where the bytes of a disk in memory are.
 #[derive(Debug)]
 pub(super) enum Bytes {
-    /// In this disk. `lies_apart`: in a file that can be handed on, since a device process serves
-    /// the disk.
+    /// In this disk. `lies_apart`: a device process serves the disk, so its bytes are in a file
+    /// that can be handed over.
     Disk { disk: Arc<dyn Disk>, lies_apart: bool },
-    /// In this file, which another supervisor has left.
+    /// In this file, which another supervisor handed over.
     File(OwnedFd),
 }
 
@@ -36,8 +36,8 @@ impl Shared {
         self.memory().insert(id.clone(), memory);
     }
 
-    /// The bytes that were left of a disk. They stay there until the disk is open, since to open it
-    /// may fail: [`Self::forget_memory`].
+    /// The bytes that a former task left of a disk. They stay stored until the disk is open, since
+    /// opening it may fail; then [`Self::forget_memory`] drops them.
     pub(super) fn memory_of(&self, id: &DeviceId, params: &str) -> io::Result<Option<Bytes>> {
         let all = self.memory();
         match all.get(id) {
@@ -53,12 +53,12 @@ impl Shared {
 
     pub(super) fn forget_memory(&self, id: &DeviceId) {
         if let Some(memory) = self.memory().remove(id) {
-            // Whoever has the last of a large disk's memory gives it back, which takes long.
+            // Freeing the memory of a large disk takes long.
             tokio::spawn(aside(move || drop(memory)));
         }
     }
 
-    /// A task has this disk in memory, or has it no more.
+    /// Notes whether a task has this disk in memory.
     pub(super) fn note_in_memory(&self, id: &DeviceId, is_open: bool) {
         let mut all = self.in_memory.lock().unwrap_or_else(PoisonError::into_inner);
         if is_open {
@@ -72,7 +72,7 @@ impl Shared {
         self.in_memory.lock().unwrap_or_else(PoisonError::into_inner).contains(id)
     }
 
-    /// Forgets the bytes of all other disks.
+    /// Forgets the bytes of disks that are not there.
     pub(super) fn keep_memory_of(&self, is_there: impl Fn(&DeviceId) -> bool) {
         let gone: Vec<_> = self.memory().keys().filter(|id| !is_there(id)).cloned().collect();
         gone.iter().for_each(|id| self.forget_memory(id));

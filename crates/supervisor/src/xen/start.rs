@@ -70,7 +70,8 @@ pub(super) fn start(
     started
 }
 
-/// The journal of a queue. `None`: there can be none, and nobody can take the ring over.
+/// The journal of a queue. `None`: none can be created, so no other process can take the ring
+/// over.
 pub(super) fn journal(
     id: &DeviceId,
     shared: &Shared,

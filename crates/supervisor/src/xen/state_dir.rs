@@ -1,10 +1,11 @@
-//! `StateDir`: the folder in which it is written down how far the rings of Xen disks are served.
+//! `StateDir`: the folder with the journals of Xen rings, which say which requests are in flight.
 //!
 //! ```text
-//! KIND.lock                        the pid of who has the journals of this kind, and holds it
+//! KIND.lock                        the pid of the process that has the journals, and its lock
 //! KIND-DOMAIN-DEVICE.qN.journal    the journal of queue N of a disk
 //! ```
-//! Whoever serves the disks of a kind also holds a lock that no key moves (`Served`).
+//! A process that serves the disks of a kind also holds a lock whose place no key changes
+//! (`Served`).
 //! A journal's contents: `manyring_queue::blkif`, docs/design/0012. Processes that serve other
 //! kinds have their files in the same folder. Two that serve the same disks would take each other's
 //! rings over, so a process that cannot have the locks of its kinds ends at once.
@@ -57,7 +58,7 @@ pub(crate) enum StateDirError {
 }
 
 impl StateDirError {
-    /// The system's word.
+    /// The error number of the system.
     pub(super) fn errno(&self) -> Errno {
         match self {
             Self::Folder { errno, .. } | Self::File { errno, .. } => *errno,
@@ -67,13 +68,13 @@ impl StateDirError {
     }
 }
 
-/// Whose disks are served: where the locks lie that keep a second process from them, whatever
-/// its folder for journals is.
+/// The Xen whose disks are served. It decides where the locks are that keep a second process from
+/// these disks, whatever folder that process has for its journals.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Served<'a> {
-    /// Those of this machine's Xen: in this folder.
+    /// This machine's Xen: its locks are in this folder.
     Machine(&'a Path),
-    /// Those of a simulated Xen: beside its socket.
+    /// A simulated Xen: its locks are beside this socket.
     Simulated(&'a Path),
 }
 
@@ -81,18 +82,18 @@ pub(super) enum Served<'a> {
 #[derive(Debug)]
 pub(super) struct StateDir {
     path: PathBuf,
-    /// Files are opened in it, so that nobody can put another one in its place.
+    /// Files are opened relative to this descriptor, so that nobody can replace the folder.
     folder: OwnedFd,
-    /// Whose files are ours.
+    /// The kinds whose files belong to this process.
     kinds: Vec<String>,
     /// Held as long as this process serves.
     locks: Vec<OwnedFd>,
 }
 
 impl StateDir {
-    /// Takes the locks of these kinds, and the folder, which is made if it is not there. May wait
-    /// for a process that is just ending. `left`: the locks that another supervisor leaves to this
-    /// one.
+    /// Opens the folder, which is created if it is missing, and takes the locks of these kinds.
+    /// May wait for a process that is just ending. `left`: the locks that another supervisor
+    /// handed over.
     ///
     /// # Errors
     /// [`StateDirError`]
@@ -120,20 +121,21 @@ impl StateDir {
         Ok(Self { path: path.to_owned(), folder, kinds: kinds.to_vec(), locks })
     }
 
-    /// The locks, for the next supervisor, which has them together with this process.
+    /// Copies of the locks for the next supervisor, which holds them together with this process.
     ///
     /// # Errors
-    /// The process has no further descriptor.
+    /// The process may open no more files.
     pub(super) fn locks(&self) -> std::io::Result<Vec<OwnedFd>> {
         self.locks.iter().map(OwnedFd::try_clone).collect()
     }
 
-    /// Writes into the locks that this process has them.
+    /// Writes the pid of this process into the lock files.
     pub(super) fn sign(&self) {
         self.locks.iter().for_each(sign);
     }
 
-    /// The journal of a disk's queue: as it was left if the ring is `taken_over`, else a new one.
+    /// The journal of a disk's queue: the existing one if the ring is `taken_over`, else a new
+    /// one.
     ///
     /// # Errors
     /// [`StateDirError::File`].
@@ -151,7 +153,7 @@ impl StateDir {
         create(&self.folder, Path::new(&name)).map_err(|errno| StateDirError::File { path, errno })
     }
 
-    /// Keeps the journal of a queue, to see what becomes of it. `None`: no file descriptor is left.
+    /// Opens the journal of a queue for the watch. `None`: no file descriptor is left.
     pub(super) fn held(&self, disk: &DeviceId, queue: usize, file: &OwnedFd) -> Option<Held> {
         let name = journal_name(disk, queue);
         Some(Held { name, file: file.try_clone().ok()?, size: 0, is_told: false })
@@ -174,7 +176,7 @@ impl StateDir {
         }
     }
 
-    /// Gives back what a journal has more than it may have, also behind its end.
+    /// Truncates a journal to the size that it may have, which also frees blocks behind its end.
     pub(super) fn cut(&self, journal: &Held) {
         let size = match journal.size {
             0 => JOURNAL_MAX,
@@ -186,7 +188,7 @@ impl StateDir {
         }
     }
 
-    /// Cuts a journal that has grown since it was last looked at. Its ring is not served.
+    /// Truncates a journal that is too long. Its ring is not served.
     pub(super) fn bound(&self, journal: &Held) {
         if self.fate(journal) == Fate::Grown {
             self.cut(journal);
@@ -202,12 +204,12 @@ impl StateDir {
         Some(fd)
     }
 
-    /// Where a journal lies.
+    /// The path of a journal.
     pub(super) fn path_of(&self, journal: &Held) -> PathBuf {
         self.path.join(&journal.name)
     }
 
-    /// True if there is room to write a journal again.
+    /// True if there is room for a copy of the journal, which this writes.
     pub(super) fn can_write(&self, journal: &Held) -> bool {
         self.copy(journal).is_ok()
     }
@@ -241,7 +243,7 @@ impl StateDir {
         }
     }
 
-    /// Removes the journals of a disk, whose rings nobody will go on with.
+    /// Removes the journals of a disk whose rings nobody will take over.
     pub(super) fn forget(&self, disk: &DeviceId) {
         self.remove(|of| of == disk);
     }
@@ -264,13 +266,13 @@ impl StateDir {
 /// Whether a journal is still whole and in its place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Fate {
-    /// It is where it was.
+    /// The file is in its place, and whole.
     Kept,
-    /// The folder has it no more, or another file under its name.
+    /// The folder has no file, or another file, under the journal's name.
     Gone,
-    /// It is shorter than it was: what it said is lost.
+    /// The file is shorter than it was: entries are lost.
     Cut,
-    /// It takes more of the file system than a journal needs.
+    /// The file takes more of the file system than a journal needs.
     Grown,
 }
 
@@ -279,19 +281,19 @@ pub(super) enum Fate {
 pub(super) struct Held {
     name: String,
     file: OwnedFd,
-    /// The size that it had once its ring was served.
+    /// The size in bytes when the ring began to be served; 0 before that.
     size: i64,
-    /// The operator was told that it is gone.
+    /// The operator was told what became of the journal.
     pub(super) is_told: bool,
 }
 
 impl Held {
-    /// Its ring is served.
+    /// True if the ring is served, so that the size is known.
     pub(super) fn is_measured(&self) -> bool {
         self.size > 0
     }
 
-    /// The ring is served: the journal has its size.
+    /// Notes the size of the journal, whose ring is served now.
     pub(super) fn measure(&mut self) {
         self.size = fstat(&self.file).map_or(0, |found| found.st_size);
     }
@@ -330,7 +332,7 @@ fn open_folder(path: &Path) -> Result<OwnedFd, StateDirError> {
     let made = std::fs::DirBuilder::new().recursive(true).mode(0o700).create(path);
     made.map_err(|error| failed(Errno::from_io_error(&error).unwrap_or(Errno::IO)))?;
     let is_unsafe = |what| StateDirError::Unsafe { path: path.to_owned(), what };
-    // A slash at the end would have the symlink followed.
+    // With a slash at its end, the path of a symlink would be followed.
     let bare: PathBuf = path.components().collect();
     let found = statat(CWD, &bare, AtFlags::SYMLINK_NOFOLLOW).map_err(failed)?;
     if FileType::from_raw_mode(found.st_mode) == FileType::Symlink {
@@ -358,7 +360,7 @@ fn is_same(one: &OwnedFd, other: &OwnedFd) -> bool {
     identity(one).is_ok_and(|one| identity(other) == Ok(one))
 }
 
-/// The lock of a simulated Xen's disks, whatever path leads to its socket.
+/// Takes the lock beside a simulated Xen's socket, which is the same for every path to the socket.
 fn lock_beside(
     socket: &Path,
     kind: &str,
@@ -383,14 +385,14 @@ fn lock(
     hold(file.map_err(failed)?, path.to_owned(), kind, left)
 }
 
-/// Writes into a lock that this process has it: only for whoever is refused.
+/// Writes this process's pid into a lock file, for the message of a process that is refused.
 fn sign(lock: &OwnedFd) {
     let _ = ftruncate(lock, 0);
     let _ = pwrite(lock, std::process::id().to_string().as_bytes(), 0);
 }
 
-/// Takes the lock of a file, which says who has it; or the lock of it that was `left` to this
-/// process: that belongs to the open description, which two processes have then.
+/// Locks a file, and writes this process's pid into it. If the lock was handed over (`left`), uses
+/// that descriptor: the lock belongs to its open file description, which two processes then share.
 fn hold(
     file: OwnedFd,
     path: PathBuf,
