@@ -54,7 +54,7 @@ const CLIENTS_MAX: usize = 16;
 /// Serves until the supervisor is gone.
 ///
 /// # Errors
-/// One line: the device process cannot start, or the supervisor sent what is no message.
+/// One line: the device process cannot start, or the supervisor sent something that is no message.
 pub async fn run(plan: &DaemonPlan) -> Result<(), String> {
     manyring_memory::install_sigbus_handler();
     crate::fds::raise_limit();
@@ -134,7 +134,7 @@ struct Inside {
     threads: Option<OwnedFd>,
     /// Set when the devices quiesce for the next supervisor.
     quiesces: Arc<AtomicBool>,
-    /// The tokens of the reports of all sessions.
+    /// Limits the rate of the reports of all sessions.
     bucket: Arc<Bucket>,
     queue_workers: QueueWorkers,
     /// The switch whose ports the devices are.
@@ -292,7 +292,7 @@ impl Inside {
         self.switch.as_ref().filter(|switch| switch.is_uplink(device))
     }
 
-    /// Takes what has happened to an interface, and the operator's settings.
+    /// Handles a change of an interface, or of the operator's settings.
     fn outside(&self, device: &str, is_gone: bool, wanted: net::Wanted) {
         match (self.uplink(device), self.net(device)) {
             (Some(switch), _) if is_gone => switch.lose(),
@@ -301,7 +301,8 @@ impl Inside {
         }
     }
 
-    /// Goes on with the queues of another interface.
+    /// Replaces the queues of an interface by those of another interface, which the supervisor
+    /// joined.
     fn renew(
         &self,
         device: &str,
@@ -369,6 +370,8 @@ impl Inside {
     /// Stops all devices for the next supervisor, and reports when all their descriptors and
     /// mappings are closed. Their front-ends stay connected.
     fn quiesce(&mut self) {
+        // Set before any session ends: the front-ends stay connected, so their ends are not
+        // reported.
         self.quiesces.store(true, Ordering::Relaxed);
         let names: Vec<_> = self.devices.keys().cloned().collect();
         let closing: JoinSet<_> = names.iter().filter_map(|name| self.close(name)).collect();
@@ -414,7 +417,8 @@ impl Inside {
     }
 }
 
-/// The device of what was opened for it. Nobody asks a device process how it can be reached.
+/// Creates a device from its opened disk or port. `shown` has no use here: the supervisor shows
+/// how the device can be reached.
 fn made(
     name: &str,
     kind: &KindSpec,

@@ -53,6 +53,7 @@ impl Inside {
             quiesces,
             written,
         });
+        // No entry of the journal names these descriptors: close them here and at the supervisor.
         if !handed.is_empty() {
             let journal = journal.clone();
             tokio::spawn(async move {

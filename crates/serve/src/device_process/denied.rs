@@ -16,7 +16,7 @@ const LINES_MAX: u32 = 20;
 
 static EVENT: OnceLock<OwnedFd> = OnceLock::new();
 
-/// Has denied calls noted from now on. To be called before the list of calls is in force.
+/// Records denied calls from now on. Must be called before the list of calls is in force.
 pub(super) fn watch() -> io::Result<()> {
     let event = denied::watch()?;
     let _ = EVENT.set(event);

@@ -1,4 +1,5 @@
-//! What the supervisor has opened of a device, and the disk or port on it.
+//! `DeviceGrant`: the descriptors that the supervisor opened for a device, and the disk or port on
+//! them.
 
 use super::nbd;
 use crate::assemble::disk::{self, Supervised};
@@ -64,7 +65,7 @@ impl Supervised for SupervisorClient {
     }
 }
 
-/// The port with what is captured around it, if there is a stream for that.
+/// Wraps the port in its capture, if there is a stream for one.
 ///
 /// # Errors
 /// One line: the system has no thread.

@@ -1,14 +1,14 @@
 //! The user and the namespaces of a device process: its own, where the supervisor can give it some.
 //!
 //! ```text
-//! user        where the supervisor may change users: FIRST + the number of the device process. No
+//! user        where the supervisor may change users: FIRST + the pid of the device process. No
 //!             account has such a number, and no other device process at the same time
 //! namespaces  of users, System V IPC, the host's name and control groups, where the kernel and
 //!             the supervisor let it
 //! ```
-//! A supervisor that is not root and may change users can take the numbers of device processes
-//! alone (`confine`). A device process then keeps the supervisor's number as its saved one, which
-//! gives the device process nothing and lets a supervisor without `CAP_KILL` end it.
+//! A supervisor that is not root and may change users can change to the users of device processes
+//! only (`confine`). A device process then keeps the supervisor's user as its saved one. That
+//! gives the device process no right, and lets a supervisor without `CAP_KILL` end it.
 //!
 //! A device process shares these with its supervisor: the network, since the sockets of front-ends
 //! belong to it and `sock_diag` finds them nowhere else; mounts, which landlock closes; processes,
@@ -57,14 +57,15 @@ pub(super) fn enter() {
         CloneFlags::CLONE_NEWIPC | CloneFlags::CLONE_NEWUTS | CloneFlags::CLONE_NEWCGROUP;
     let has = |wanted| capabilities(None).is_ok_and(|sets| sets.effective.contains(wanted));
     let (kills, supervisor) = (has(CapabilitySet::KILL), Uid::current());
-    // A device process must not keep root's number.
+    // A device process must not keep root as its saved user.
     if has(CHANGES) && (kills || !supervisor.is_root()) {
         if unshare(flags).is_ok() {
             flags = CloneFlags::empty();
         }
         tried("a user", own_user((!kills).then_some(supervisor)));
     }
-    // Who is not root may make the others only together with a namespace of users, where it may.
+    // A process that is not root may create the other namespaces only together with one of users,
+    // and only where the kernel lets it.
     if flags.is_empty() || unshare(flags | CloneFlags::CLONE_NEWUSER).is_err() {
         tried("a namespace of users", unshare(CloneFlags::CLONE_NEWUSER));
     }
@@ -74,7 +75,7 @@ pub(super) fn enter() {
     let _ = REFUSED.set(refused.join("; "));
 }
 
-/// `saved`: the user that may signal this process, too.
+/// Changes to a user of the process's own. `saved`: the user that may signal this process, too.
 fn own_user(saved: Option<Uid>) -> nix::Result<()> {
     let number = FIRST + std::process::id();
     let (user, group) = (Uid::from_raw(number), Gid::from_raw(number));
@@ -83,8 +84,8 @@ fn own_user(saved: Option<Uid>) -> nix::Result<()> {
     setresuid(user, user, saved.unwrap_or(user))
 }
 
-/// Has a supervisor that is not root, and all that it starts, take numbers of device processes and
-/// no others.
+/// Restricts a supervisor that is not root, and all processes that it starts: they may change to
+/// users of device processes, and to no others.
 pub(super) fn confine() {
     let Ok(sets) = capabilities(None) else { return };
     if Uid::current().is_root() || !sets.permitted.intersects(CHANGES) {
@@ -96,7 +97,7 @@ pub(super) fn confine() {
     let _ = set_capabilities(None, CapabilitySets { effective, permitted, inheritable });
 }
 
-/// Has the programs that this thread starts from now on change users, if this process may.
+/// Lets the programs that this thread starts from now on change users, if this process may.
 pub fn grant() {
     let Ok(mut sets) = capabilities(None) else { return };
     if Uid::current().is_root() || !sets.permitted.contains(CHANGES) {
@@ -110,10 +111,10 @@ pub fn grant() {
     }
 }
 
-/// From here on users and groups are changed to those of device processes only; no namespace of
-/// users is made, in which whoever has `CAP_SETUID` outside could have the number of a device
-/// process mean any user; and no event of devices is sent, whose receivers look at the user that a
-/// sender with `CAP_SETUID` may claim to be.
+/// From here on the process may change users and groups only to those of device processes. It may
+/// create no namespace of users: there, a process with `CAP_SETUID` outside could map the user of
+/// a device process to any user. And it may send no kernel events of devices, whose receivers
+/// trust the user that a sender with `CAP_SETUID` claims to be.
 fn few_numbers() -> Option<()> {
     let [first, last, own] = [FIRST, LAST, Uid::current().as_raw()].map(u64::from);
     let outside = |index: u8| [vec![(index, Lt, first)], vec![(index, Gt, last)]];
@@ -146,7 +147,8 @@ fn few_numbers() -> Option<()> {
         refused.insert(call | X32, Vec::new());
     }
     refuse(refused, libc::EPERM)?;
-    // Its flags lie in memory, which no list sees. The C library does without it.
+    // The flags of `clone3` lie in memory, which seccomp cannot read. Without it the C library
+    // uses `clone`.
     refuse(
         BTreeMap::from([(libc::SYS_clone3, Vec::new()), (libc::SYS_clone3 | X32, Vec::new())]),
         libc::ENOSYS,

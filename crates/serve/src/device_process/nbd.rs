@@ -32,7 +32,7 @@ impl Server for FromSupervisor {
     }
 }
 
-/// The disk of a server. It is connected to when a queue begins.
+/// The disk of a server, to which the supervisor connects when a queue begins.
 pub(super) fn disk(
     spec: NbdSpec,
     read_only: bool,
@@ -64,7 +64,7 @@ pub(super) async fn export(
     say(&channel, &Report::Export { found }).await;
 }
 
-/// Blocks.
+/// Negotiates with the server that the socket leads to. Blocks.
 fn found(target: NbdTarget, limit: Duration, fds: Vec<OwnedFd>) -> NbdFound {
     let NbdTarget { export, tls } = target;
     let connected = credentials::taken(fds).map_err(|errno| JoinError::Connect(errno.into()));

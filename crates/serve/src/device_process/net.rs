@@ -47,7 +47,7 @@ impl ProcessNet {
         Self { device, lent, wanted, shown, _tasks: tasks }
     }
 
-    /// Takes a command about the interface and the operator's settings.
+    /// Handles a command about the interface and the operator's settings.
     pub(super) fn handle(&self, is_gone: bool, wanted: Wanted) {
         if is_gone {
             self.lent.iter().for_each(LentInterface::lose);

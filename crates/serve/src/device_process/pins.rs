@@ -16,8 +16,9 @@ impl QueueWorkers {
         Self { pool, workers_max, chosen: HashMap::new() }
     }
 
-    /// Chooses the workers of queues that begin from now on. A kernel that has given this
-    /// process few io_urings has left it fewer workers than the operator has counted on.
+    /// Chooses the workers of queues that begin from now on. If the kernel gave this process few
+    /// io_urings, it has fewer workers than the operator counted on: then the choice is not
+    /// followed.
     pub(super) fn choose(&mut self, device: &str, queue_workers: Vec<u16>) {
         let queue_workers: Vec<_> = queue_workers.into_iter().map(usize::from).collect();
         let workers = self.workers_max;
@@ -29,7 +30,7 @@ impl QueueWorkers {
         }
     }
 
-    /// The device is gone.
+    /// Forgets the choice for a device that is removed.
     pub(super) fn forget(&mut self, device: &str) {
         if self.chosen.remove(device).is_some() {
             self.pool.set_queue_workers(self.chosen.clone());

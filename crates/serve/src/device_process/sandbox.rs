@@ -14,8 +14,9 @@
 //!                  (`denied.rs`); threads are made and no process, which would outlive the device
 //!                  process
 //! ```
-//! Files are opened by a signal's handler, for which the list has a form of `openat` of its own: so
-//! a file that landlock refuses is a line of the log, as any other call is.
+//! The list allows `openat` only as the signal handler of denied calls makes it. So the handler
+//! opens every file, and a file that landlock refuses is a line of the log, as any other denied
+//! call is.
 
 use super::system_calls::{self, rule};
 use landlock::{
@@ -90,7 +91,7 @@ pub fn enter(arguments: &[OsString]) -> Result<(), String> {
         let _ = rustix::process::set_parent_process_death_signal(kill);
     };
     dies_with_supervisor();
-    // The supervisor starts its device processes as /proc/self/exe, which names nothing.
+    // The supervisor starts its device processes as /proc/self/exe, whose name would be `exe`.
     let _ = rustix::thread::set_name(c"manyring-device");
     let asked = |mode: Sandbox| {
         let option = format!("--sandbox={}", mode.name());
@@ -173,9 +174,10 @@ fn no_files() -> Result<(), String> {
 fn few_calls(is_for_xen: bool) -> Result<(), String> {
     let failed = |error: &dyn std::fmt::Display| format!("seccomp: {error}");
     super::denied::watch().map_err(|error| failed(&error))?;
-    // The C library makes a thread by `clone3`, whose flags lie in memory that no list sees; where
-    // the kernel has no such call, it makes the thread by `clone`. It makes a process with all
-    // signals blocked, so that a signal in the place of the call would end this one.
+    // The C library makes a thread by `clone3`, whose flags lie in memory that seccomp cannot
+    // read. If the kernel answers ENOSYS, it makes the thread by `clone`. A process is denied by
+    // EPERM, not by the signal of the list: the C library blocks all signals while it makes a
+    // process, and a blocked signal of seccomp kills the caller.
     let clone3 = BTreeMap::from([(libc::SYS_clone3, Vec::new())]);
     let thread = u64::from(libc::CLONE_THREAD.unsigned_abs());
     let process = rule(&[(0, MaskedEq(thread), 0)]).map_err(|error| failed(&error))?;
@@ -243,7 +245,7 @@ pub fn tried() -> String {
             false => Err(std::io::ErrorKind::PermissionDenied.into()),
         }),
     );
-    // ENOTTY from what is no tap, and another error from who may not ask.
+    // ENOTTY: the request was made, and the file is no tap. Any other error: it was denied.
     let asked = manyring_backend::sys::tuntap::interface(std::io::stderr().as_fd());
     let asked = asked.map(drop).or_else(|errno| match errno {
         rustix::io::Errno::NOTTY => Ok(()),
@@ -292,7 +294,8 @@ fn by_threads() -> String {
         let _ = denied::reach::map_executable();
         made.is_ok()
     };
-    // A name is that of a thread that has not ended.
+    // The name of a thread that has ended cannot be read: each thread lives until its line is
+    // made.
     let line = |is_done: bool| {
         let result = if is_done { "done" } else { "refused" };
         format!("{}: {result}\n", super::denied::lines().join(" "))

@@ -1,9 +1,9 @@
 //! `SupervisorJournal`: the journal of a session, which outlives this process in memory of the
 //! supervisor.
 //!
-//! The entries lie in a sealed memfd ([`journal`]): the supervisor has made it and reads no byte of
-//! it. Only descriptors are sent to the supervisor, each group under a name by which an entry has
-//! them. An update is made in this order:
+//! The entries lie in a sealed memfd ([`journal`]): the supervisor has made it and reads no byte
+//! of it. Only descriptors are sent to the supervisor, each group under a name. An entry of the
+//! journal has the name of its descriptors. An update is made in this order:
 //!
 //! ```text
 //! send      the descriptors of the update, under a new name
@@ -18,14 +18,14 @@
 //! 2. **A store is one record with a checksum and the next sequence number.** If this process dies
 //!    in the middle of it, the record does not count. What an update puts, drops and says of the
 //!    answer is in one record, so there is no state between.
-//! 3. **Descriptors are released after the store that has their name no more.** If this process
-//!    dies before that, the supervisor hands them on with the others, and the next process releases
+//! 3. **Descriptors are released after the store that drops their name.** If this process dies
+//!    before that, the supervisor hands them on with the others, and the next process releases
 //!    those without an entry.
 //! 4. **A name is used once.** The next process begins behind the highest name that it was handed:
 //!    no entry of a former state has the name of descriptors that came after it.
 //!
-//! The descriptors of a vring are released with the next ones that are sent: they keep no memory,
-//! and a front-end that starts its device sends half as many messages so.
+//! The descriptors of a vring are released together with the next descriptors that are sent: they
+//! keep no memory, and a front-end that starts its device then causes half as many reports.
 
 use crate::bucket::Bucket;
 use crate::channel::{Channel, NO_FDS};
@@ -54,12 +54,12 @@ pub(super) struct SupervisorJournal {
     /// The number by which the supervisor knows the client.
     pub(super) number: u64,
     pub(super) channel: Arc<Channel>,
-    /// The tokens of all sessions of this process.
+    /// Limits the rate of reports of all sessions of this process.
     pub(super) bucket: Arc<Bucket>,
     pub(super) outgoing: mpsc::Sender<Outgoing>,
     /// Set when this device process quiesces.
     pub(super) quiesces: Arc<AtomicBool>,
-    /// The session and the control queue of its device write.
+    /// Locked, because the session and the control queue of its device both write.
     pub(super) written: Mutex<Written>,
 }
 
@@ -78,7 +78,7 @@ pub struct Written {
     last: u64,
     /// Names of descriptors that no entry has.
     pub unused: Vec<u64>,
-    /// The memfd could not be written: it says so, and the session ends with this process.
+    /// Writing the memfd failed: the memfd says so, and the session ends with this process.
     pub is_lost: bool,
 }
 
@@ -100,7 +100,7 @@ pub enum Step {
 
 impl Written {
     /// Reads the memfd of a session. `handed`: the descriptors that the supervisor kept, by name.
-    /// Those that no entry names stay there.
+    /// Descriptors that no entry names stay in `handed`.
     ///
     /// # Errors
     /// One line: this is the journal of no session, and `handed` is as it was. The process that
@@ -219,8 +219,8 @@ impl Written {
     }
 }
 
-/// The bytes of a session's memfd. Its own size says where its halves are, which the supervisor has
-/// sealed: the device may have had another number of queues when the session began.
+/// The bytes of a session's memfd. The supervisor has sealed the size of the memfd, which says
+/// where its halves are: the device may have had another number of queues when the session began.
 fn content(file: impl AsFd) -> Result<Vec<u8>, Errno> {
     let size = rustix::fs::seek(&file, SeekFrom::End(0))?;
     let mut bytes = vec![0; usize::try_from(size).map_err(|_| Errno::FBIG)?];
@@ -261,8 +261,8 @@ impl SupervisorJournal {
 
     /// Takes the steps of an update.
     async fn take(&self, update: JournalUpdate, fds: Vec<BorrowedFd<'_>>) {
-        // A store waits for nothing: without this, a front-end that sends without end would have
-        // the thread for tens of messages in a row, and each of another session would wait.
+        // A store never waits. Without this yield a front-end that sends without end would keep
+        // the thread for tens of messages in a row, while the messages of other sessions wait.
         tokio::task::yield_now().await;
         let mut written = self.written.lock().await;
         if written.is_lost {

@@ -34,12 +34,12 @@ pub(super) struct ProcessSwitch {
 struct ProcessUplink {
     facts: Facts,
     supervisor: SupervisorClient,
-    /// The interface; it ends when this is dropped.
+    /// The present interface. The uplink ends when this sender is dropped.
     host: watch::Sender<HostPort>,
     carries: JoinHandle<()>,
 }
 
-/// The interface of an uplink, on what the supervisor has opened of it.
+/// The interface of an uplink, on the descriptors that the supervisor has opened.
 #[derive(Clone)]
 enum HostPort {
     /// The queue of a tap or a macvtap.
@@ -49,9 +49,11 @@ enum HostPort {
 }
 
 impl HostPort {
+    /// Opens the interface on the descriptors of its queue.
+    ///
     /// # Errors
-    /// `EINVAL`: an uplink has one queue; the descriptors are others. Any other: the memory or the
-    /// rings of a socket cannot be mapped.
+    /// `EINVAL`: the descriptors are not those of one queue. Other errors: the memory or the rings
+    /// of a socket cannot be mapped.
     fn new(
         facts: Facts,
         queues: Vec<OwnedFd>,
@@ -59,7 +61,7 @@ impl HostPort {
     ) -> Result<Self, Errno> {
         let owner = Arc::new(supervisor.clone());
         let is_xdp = facts.chunk.is_some();
-        // The memory of sockets comes with them.
+        // An AF_XDP socket comes with its memory.
         if queues.len() != 1 + usize::from(is_xdp) {
             return Err(Errno::INVAL);
         }
@@ -70,7 +72,7 @@ impl HostPort {
         })
     }
 
-    /// The interface is gone.
+    /// Notes that the interface is gone.
     fn lose(&self) {
         match self {
             Self::Queue(port) => port.lose(),
@@ -87,8 +89,10 @@ impl HostPort {
 }
 
 impl ProcessSwitch {
+    /// The switch of this process, with its uplink if the supervisor sent one.
+    ///
     /// # Errors
-    /// One line: what the supervisor sent of the uplink does not fit.
+    /// One line: the descriptors or facts of the uplink are invalid.
     pub(super) fn new(
         spec: &SwitchSpec,
         facts: Option<PortFacts>,
@@ -110,7 +114,7 @@ impl ProcessSwitch {
         device: String,
         port: Option<SwitchPortSpec>,
     ) -> Result<(), String> {
-        // The old one leaves first: an address is configured for one port.
+        // Remove the old port first: a MAC address may be configured for one port only.
         self.ports.remove(&device);
         let Some(spec) = port else { return Ok(()) };
         let port = self.switch.port(of_switch_port(&device, &spec));
@@ -123,12 +127,12 @@ impl ProcessSwitch {
         self.ports.get(device).cloned()
     }
 
-    /// The uplink, if commands mean it by this name.
+    /// True if commands mean the uplink by this name.
     pub(super) fn is_uplink(&self, device: &str) -> bool {
         self.device == device
     }
 
-    /// The interface of the uplink is gone.
+    /// Notes that the interface of the uplink is gone.
     pub(super) fn lose(&self) {
         self.uplink.iter().for_each(|uplink| uplink.host.borrow().lose());
     }
@@ -136,7 +140,7 @@ impl ProcessSwitch {
     /// Goes on with the queues of another interface, which the supervisor has joined.
     ///
     /// # Errors
-    /// There is no uplink, or not one queue.
+    /// `EINVAL`: there is no uplink, or the descriptors are not those of one queue.
     pub(super) fn renew(
         &self,
         queues: Vec<OwnedFd>,
@@ -171,8 +175,9 @@ impl ProcessUplink {
     }
 }
 
-/// Carries frames between the switch and whichever interface there is, until there is none. It
-/// starts beside the control thread, which answers what the start asks of the supervisor.
+/// Carries frames between the switch and the present interface, until the sender of interfaces is
+/// dropped. The uplink starts on another thread: the start waits for answers of the supervisor,
+/// which the control thread reads.
 async fn carry(switch: Arc<Switch>, interface: String, mut hosts: watch::Receiver<HostPort>) {
     let (mut is_told, mut is_again) = (false, false);
     loop {
@@ -202,7 +207,7 @@ async fn carry(switch: Arc<Switch>, interface: String, mut hosts: watch::Receive
             }
         };
         if is_over {
-            // The last descriptor of the queue.
+            // This closes the last descriptor of the queue, which may block.
             aside(move || drop(hosts)).await;
             return;
         }

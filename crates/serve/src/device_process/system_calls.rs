@@ -2,15 +2,15 @@
 //! threads.
 //!
 //! ```text
-//! worker    rings, transfers, doorbells          janitor   descriptors, what /proc says of them
-//! disk      transfers                            control   that, and sockets of sessions; calls
-//! server    a disk's server, pairs of sockets              beside it that may block, too
-//! log       to write                             starter   to make threads and shorten their lists
+//! worker    io_urings, transfers, doorbells     janitor   questions about descriptors, /proc
+//! disk      transfers                           control   as the janitor, and sockets of sessions;
+//! server    a disk's server, pairs of sockets             beside it, threads for calls that block
+//! log       to write                            starter   to make threads and shorten their lists
 //! lookout   what /proc says of threads
 //! ```
-//! The process has the list of the starter: all of these together. Each thread has in addition what
-//! every thread needs. A list only becomes shorter: a worker that was taken makes no thread, opens
-//! no file, and receives no descriptor.
+//! The process has the list of the starter: all of these together. Each thread also has the calls
+//! that every thread needs. A list only becomes shorter: a compromised worker makes no thread,
+//! opens no file, and receives no descriptor.
 
 use manyring_backend::sys::denied;
 use manyring_backend::sys::starter::ThreadRole;
@@ -46,7 +46,7 @@ pub(super) fn program(
     SeccompFilter::new(calls, SeccompAction::Trap, SeccompAction::Allow, machine)?.try_into()
 }
 
-/// The numbers of its calls.
+/// The numbers of the calls of a role, or of the process.
 fn numbers(role: Option<ThreadRole>) -> BTreeSet<i64> {
     let groups: &[&[i64]] = match role {
         None => &[
@@ -76,7 +76,7 @@ fn numbers(role: Option<ThreadRole>) -> BTreeSet<i64> {
     groups.iter().chain(&[EVERY]).flat_map(|group| group.iter().copied()).collect()
 }
 
-/// Of every thread: memory, time, locks, signals of its own, its end, and a line of the log.
+/// Calls of every thread: memory, time, locks, its own signals, its end, and a line of the log.
 #[rustfmt::skip]
 const EVERY: &[i64] = &[
     libc::SYS_brk, libc::SYS_clock_gettime, libc::SYS_clock_nanosleep, libc::SYS_close,
@@ -88,14 +88,14 @@ const EVERY: &[i64] = &[
     libc::SYS_write,
 ];
 
-/// The rings of a worker, and what it has instead where it has none; its CPUs.
+/// io_urings of a worker, and the calls in place of them; the CPUs of a worker.
 #[rustfmt::skip]
 const RINGS: &[i64] = &[
     libc::SYS_getrusage, libc::SYS_io_uring_enter, libc::SYS_io_uring_register,
     libc::SYS_sched_setaffinity,
 ];
 
-/// Transfers between memory and open descriptions, flushes and allocation; the cut of a file that a
+/// Transfers between memory and open files, flushes and allocation; truncation of a file that a
 /// write of whole blocks has made longer.
 #[rustfmt::skip]
 const TRANSFERS: &[i64] = &[
@@ -123,7 +123,7 @@ const DOORBELLS: &[i64] = &[
     libc::SYS_fcntl, libc::SYS_sendto, libc::SYS_timerfd_settime,
 ];
 
-/// Files below /proc and /sys; with older forms of these, which only this machine has.
+/// Files below /proc and /sys; with the older calls for them, which only x86-64 has.
 #[rustfmt::skip]
 const SHOWN: &[i64] = &[
     #[cfg(target_arch = "x86_64")]
@@ -185,10 +185,11 @@ pub(super) fn rule(arguments: &[Condition]) -> Result<SeccompRule, BackendError>
     SeccompRule::new(arguments.iter().map(condition).collect::<Result<_, _>>()?)
 }
 
-/// The conditions of calls that are allowed with some arguments only. A process could reach others
-/// of its user by them, and so the supervisor: it signals its own threads, sets limits and CPUs of
-/// its own, and sends to who is connected. Nor does it outlive the supervisor, make memory that can
-/// be executed, or lock a file; and to the list of a thread it adds denials alone.
+/// The conditions of calls that are allowed with some arguments only. With other arguments they
+/// would reach other processes of the same user, and so the supervisor. A process signals only its
+/// own threads, sets only its own limits and CPUs, and sends only on connected sockets. It cannot
+/// outlive the supervisor, make memory executable or lock a file, and it can only add denials to a
+/// thread's list.
 fn rules(is_for_xen: bool) -> Result<BTreeMap<i64, Vec<SeccompRule>>, BackendError> {
     let command = |command: &i32| vec![(1, Eq, u64::from(command.unsigned_abs()))];
     let executable = u64::from(libc::PROT_EXEC.unsigned_abs());
@@ -208,7 +209,7 @@ fn rules(is_for_xen: bool) -> Result<BTreeMap<i64, Vec<SeccompRule>>, BackendErr
         (libc::SYS_openat, vec![vec![(4, Eq, u64::from(denied::OPENED_BY_HANDLER))]]),
         (libc::SYS_socket, vec![SOCK_DIAG.to_vec()]),
         (libc::SYS_socketpair, vec![STREAMS.to_vec()]),
-        // Without an address it goes to whoever the socket is connected to.
+        // Without an address, the message goes to the peer to which the socket is connected.
         (libc::SYS_sendto, vec![vec![(5, Eq, 0)]]),
         // Fast open connects a TCP socket anew, to an address of the caller's choice.
         (libc::SYS_sendmsg, vec![vec![(2, MaskedEq(FAST_OPEN), 0)]]),
@@ -225,9 +226,9 @@ fn rules(is_for_xen: bool) -> Result<BTreeMap<i64, Vec<SeccompRule>>, BackendErr
 /// `MSG_FASTOPEN`
 const FAST_OPEN: u64 = 0x2000_0000;
 
-/// The allowed commands to a descriptor (`fcntl`). None gives a file an owner whom the kernel
-/// signals, and none takes or removes a lock: by the marks of its descriptions the supervisor sees
-/// that requests of this process are under way, also when it has ended.
+/// The allowed commands to a descriptor (`fcntl`). No command sets the owner of a file, whom the
+/// kernel would signal. No command takes or removes a lock: the locks of this process's open files
+/// show the supervisor that requests are in flight, even after this process has ended.
 const COMMANDS: &[i32] = &[
     libc::F_DUPFD_CLOEXEC,
     libc::F_GETFD,
@@ -237,13 +238,14 @@ const COMMANDS: &[i32] = &[
     libc::F_ADD_SEALS,
 ];
 
-/// The only socket that is made: one by which the kernel says which sockets are two ends of one
-/// (`NETLINK_SOCK_DIAG`), so that a session's own socket is taken for no doorbell. It tells no more
-/// than /proc does, and changes nothing without a capability.
+/// The only socket that may be made: `NETLINK_SOCK_DIAG`, which tells which sockets are the two
+/// ends of a pair. By it a session refuses its own socket as a doorbell. It tells no more than
+/// /proc does, and changes nothing without a capability.
 const SOCK_DIAG: [Condition; 2] = [(0, Eq, 16), (2, Eq, 4)];
 
-/// The only pairs of sockets that are made, `SOCK_STREAM` of `AF_UNIX`: one end of datagrams could
-/// be sent to any name, and so to the log of the host, which takes this process for the supervisor.
+/// The only pairs of sockets that may be made, `SOCK_STREAM` of `AF_UNIX`: a datagram socket could
+/// send to any name, and so to the log of the host, which would take this process for the
+/// supervisor.
 const STREAMS: [Condition; 2] = [(0, Eq, 1), (1, MaskedEq(0xf), 1)];
 
 /// The allowed requests to a device (`ioctl`): whether a file is a terminal, whether its calls
@@ -258,8 +260,9 @@ const REQUESTS: &[u64] = &[
     0x127d, // BLKSECDISCARD
 ];
 
-/// Further requests of the device process of Xen guests: to map and unmap pages that a guest lends,
-/// and to signal a guest. The supervisor has bound the event channels: no other one can be bound.
+/// Further requests of the device process of Xen guests: to map and unmap pages that a guest
+/// lends, and to signal a guest. The supervisor has bound the event channels: the process can bind
+/// no other.
 const XEN_REQUESTS: &[u64] = &[GRANT_REQUESTS[0], GRANT_REQUESTS[1], EVENT_REQUEST];
 
 #[cfg(test)]
