@@ -1,4 +1,4 @@
-//! Plan -> running parts: the only place that names every part.
+//! Plan -> running parts: the only module that names every kind of part.
 
 mod capture;
 pub mod disk;
@@ -35,7 +35,7 @@ use std::error::Error;
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// Why the parts cannot be put together. `at` names the key as it was typed.
+/// Why a device cannot be assembled. `at` names the key as it was typed.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs, reason = "the Display text says what each field is")]
 pub enum AssembleError {
@@ -79,20 +79,21 @@ pub enum AssembleError {
 }
 
 impl AssembleError {
-    /// True if another process holds what is needed: it can be had when that process has ended.
+    /// True if another process holds a resource: opening can succeed when that process has ended.
     pub fn is_held(&self) -> bool {
         match self {
             Self::Image { source, .. } => matches!(source, ImageError::InUse { .. }),
             Self::Port { source, .. } => matches!(source, TapError::Busy(_)),
             Self::Socket { source, .. } => matches!(source, ListenError::Taken { .. }),
             Self::Helper { source, .. } => source.is_held(),
-            // A server that is not there yet comes.
+            // An NBD server may not have started yet.
             Self::Nbd { source, .. } => source.passes(),
             _ => false,
         }
     }
 
-    /// True if it can be had later as things are: another process ends, or the host answers.
+    /// True if opening can succeed without a change of the plan: another process ends, or the host
+    /// answers.
     pub fn is_awaited(&self) -> bool {
         let is_slow = match self {
             Self::Slow { .. } => true,
@@ -102,8 +103,8 @@ impl AssembleError {
         is_slow || self.is_held()
     }
 
-    /// True if an image cannot be served, for whatever reason; or a device whose user has named
-    /// what is not there.
+    /// True if the error is one of an image, or of a file that a user has named and that is not
+    /// there. It concerns only its own device.
     pub fn is_of_image(&self) -> bool {
         matches!(
             self,
@@ -119,12 +120,12 @@ impl AssembleError {
         }
     }
 
-    /// The error for a thing that a user has named and that cannot be had.
+    /// The error for a file or folder that a user has named and that cannot be used.
     pub(crate) fn unfound(place: &Place, Unfound { key, problem }: Unfound) -> Self {
         Self::Unfound { at: place.at(key), key, problem }
     }
 
-    /// The key of what cannot be had, if it is another than that of the disk or the port.
+    /// The key that is to blame, unless that is the key of the disk or the port.
     pub fn key(&self) -> Option<&'static str> {
         match self {
             Self::Pcap { .. } => Some("pcap"),
@@ -135,7 +136,7 @@ impl AssembleError {
     }
 }
 
-/// The key whose value is why a socket cannot be had.
+/// The key that is to blame for the error of a socket.
 pub fn socket_key(error: &ListenError) -> &'static str {
     match error {
         ListenError::Owner { .. } => "socket_owner",
@@ -168,14 +169,15 @@ pub struct Served {
     pub at: String,
 }
 
-/// Where a device listens, if it makes its socket itself: only such a socket can be tried again.
+/// Where a device listens, if this process creates the socket: only then can listening be retried.
 pub fn listens_at(plan: &DevicePlan) -> Option<Endpoint> {
     let SocketPlan::Listen { access, .. } = &plan.socket else { return None };
     let path = plan.socket.listens_at()?;
     Some(Endpoint::Listen { path, permissions: access.permissions() })
 }
 
-/// Checks that a socket can have this name, unless another process has it that may be waited for.
+/// Checks that the name of a socket is free. A name that another process has is no error if the
+/// plan allows to wait for it (`wait` is not 0).
 pub fn free(
     path: &Path,
     wait: Option<u32>,
@@ -187,10 +189,10 @@ pub fn free(
     }
 }
 
-/// How a device is served; takes a socket over that was handed in.
+/// Returns how a device is served; adopts a socket that was handed in.
 ///
 /// # Errors
-/// [`AssembleError::Fd`]; [`AssembleError::Unfound`] as long as the socket's folder is to be found.
+/// [`AssembleError::Fd`]; [`AssembleError::Unfound`]: the socket's folder does not exist yet.
 pub fn served(plan: &DevicePlan) -> Result<Served, AssembleError> {
     let mut at = plan.place.at("socket_path");
     let endpoint = match &plan.socket {

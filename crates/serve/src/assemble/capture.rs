@@ -1,15 +1,16 @@
-//! `CaptureFile`: the capture file of a device that a device process serves, which writes no file.
+//! `CaptureFile`: the capture file of a device that a device process serves. The supervisor writes
+//! it.
 //!
 //! ```text
 //! device process                            supervisor
 //! Pcap, its buffer -> thread -> a socket -> thread "capture" of this device -> the file
 //! ```
 //! Each device process gets the end of a new stream (`byte_stream.rs`). The thread writes whole
-//! records to the file, and drops what is left of one when a process has died: the file stays
+//! records to the file, and drops a partial record when a process has died: the file stays
 //! readable, and the next process goes on behind the last record. Bytes that are no record, and
-//! file descriptors, end the capture of that process. A file that is slow keeps its own thread
-//! waiting: the stream fills, and then the buffer of the process, which counts the frames that it
-//! does not capture. No other device waits for that thread.
+//! file descriptors, end the capture of that process. A slow file blocks only this thread: the
+//! stream fills, and then the buffer of the process, which counts the frames that it does not
+//! capture. No other device waits for that thread.
 
 use crate::byte_stream::{self, ByteStream};
 use crate::times::CAPTURE_SETTLE;
@@ -26,8 +27,8 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 /// Bytes that a stream holds, if the host allows it.
 const STREAM_SIZE: usize = 1 << 20;
-/// Streams of former device processes that wait to be read, at most: further ones are read no
-/// more.
+/// Most streams of former device processes that wait to be read: of more, the oldest one is closed
+/// unread.
 const STREAMS_MAX: usize = 4;
 /// Bytes that are read in one call, at most: the longest record fits.
 const BUFFER_SIZE: usize = RECORD_SIZE_MAX.next_power_of_two();
@@ -37,7 +38,8 @@ const BUFFER_SIZE: usize = RECORD_SIZE_MAX.next_power_of_two();
 pub enum Capture {
     /// The port itself, in this process.
     Port,
-    /// The supervisor, once the file is opened: the one that another supervisor has left.
+    /// The supervisor, which has not opened the file yet. The descriptor is that of the file that
+    /// an earlier supervisor handed over.
     Supervisor(Option<OwnedFd>),
     /// The supervisor.
     Begun(Arc<CaptureFile>),
@@ -48,7 +50,7 @@ pub enum Capture {
 pub struct CaptureFile {
     shared: Arc<Shared>,
     file: File,
-    /// Closes the streams, and what else the device processes have sent.
+    /// Closes the streams, and the descriptors that device processes have sent.
     janitor: Arc<Janitor>,
 }
 
@@ -76,8 +78,9 @@ struct Orders {
 }
 
 impl CaptureFile {
-    /// Empties the file at `path` and begins the capture of `device`; `left`, the file of the
-    /// supervisor before this one, is gone on with if it is the same file. May block.
+    /// Begins the capture of `device` in the file at `path`, which is truncated. If `left`, the
+    /// file of an earlier supervisor, is the same file, the capture goes on behind its last record
+    /// instead. May block.
     ///
     /// # Errors
     /// The error of the host.
@@ -103,7 +106,7 @@ impl CaptureFile {
         let (reads, writes) = byte_stream::pair(STREAM_SIZE)?;
         let reads = ByteStream::new(reads, self.janitor.clone());
         let mut orders = self.shared.lock();
-        // After the end of the thread the process is told by its first write.
+        // If the thread has ended, `reads` is dropped: the first write of the process fails.
         if !orders.has_ended {
             orders.leaves = false;
             orders.next.push_back(reads);
@@ -219,7 +222,7 @@ impl Shared {
         let mut buffer = vec![0; BUFFER_SIZE];
         let (mut len, mut last) = (0, None);
         loop {
-            // A process that goes on to write is not listened to without end.
+            // Bounds how much is still read: a process that must leave may go on writing.
             if last.is_none() && self.lock().must_leave() {
                 last = Some(STREAM_SIZE);
             }
@@ -256,7 +259,7 @@ impl Shared {
 }
 
 impl Orders {
-    /// The process of the present stream has the device no more.
+    /// True if the process of the present stream no longer has the device.
     fn must_leave(&self) -> bool {
         self.leaves || self.ends || !self.next.is_empty()
     }
@@ -270,7 +273,7 @@ enum Failure {
     File(io::Error),
 }
 
-/// Writes records to the file. What it has of one that it does not take whole is cut off again.
+/// Writes records to the file. If the file takes only a part of them, that part is cut off again.
 fn write(file: &mut File, records: &[u8]) -> Result<(), Failure> {
     // A pipe has no position.
     let before = file.stream_position().ok();

@@ -26,19 +26,19 @@ const HANDED: &str = "handed";
 /// Why a disk cannot be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum DiskError {
-    /// Its file.
+    /// The image file.
     #[error(transparent)]
     Image(#[from] ImageError),
-    /// A user has named it, and it is not to be had below `allow_paths`.
+    /// A user has named the file, and it is not found below `allow_paths`.
     #[error("{0}")]
     Unfound(String),
-    /// The memory that it lies in, or that it needs.
+    /// The memory of a disk in memory, or memory for requests.
     #[error(transparent)]
     Memory(#[from] MemoryError),
-    /// The server that has it.
+    /// The NBD server.
     #[error(transparent)]
     Nbd(#[from] JoinError),
-    /// The program that reads the image.
+    /// The helper that reads the image.
     #[error(transparent)]
     Helper(#[from] HelperError),
 }
@@ -46,9 +46,9 @@ pub enum DiskError {
 /// The means with which the daemon opens a disk.
 #[derive(Debug)]
 pub struct Means<'a> {
-    /// The host's files are served by io_uring.
+    /// True if io_uring serves the host's files.
     pub io_uring: bool,
-    /// The description of another process that has served the disk.
+    /// The open file of another process that has served the disk.
     pub held: Option<OwnedFd>,
     /// The folder of the sockets of helpers.
     pub helpers: Option<&'a Path>,
@@ -110,7 +110,8 @@ pub fn open(
     Ok((disk, None))
 }
 
-/// The disk of a server: of this process, or measured for a device process. May block.
+/// The disk of an NBD server: this process serves it, or has it measured for a device process. May
+/// block.
 fn of_server(
     (name, uri): (&str, &Uri),
     (read_only, reconnect): (bool, Option<u64>),
@@ -131,7 +132,7 @@ fn of_server(
     Ok((Arc::new(disk), None))
 }
 
-/// The supervisor of a device process, as a disk of it needs it.
+/// The requests to the supervisor that a disk in a device process makes.
 pub(crate) trait Supervised {
     /// The disk of a server to which the supervisor connects.
     ///
@@ -139,7 +140,7 @@ pub(crate) trait Supervised {
     /// One line: there is no such disk.
     fn nbd(self, spec: NbdSpec, read_only: bool) -> Result<Arc<dyn Disk>, String>;
 
-    /// The disk with a lock that the supervisor has while rings run.
+    /// The disk, whose image the supervisor locks while rings run.
     fn ring_locked(self, inner: Arc<dyn Disk>) -> Arc<dyn Disk>;
 }
 
@@ -179,7 +180,7 @@ fn of_image(image: Image, io_uring: bool) -> Result<Arc<dyn Disk>, MemoryError> 
     Ok(if io_uring { Arc::new(UringDisk::new(image)?) } else { Arc::new(FileDisk::new(image)) })
 }
 
-/// The disk with what is to go wrong.
+/// Wraps the disk so that requests fail as `fault` says.
 pub fn decorated(disk: Arc<dyn Disk>, fault: Option<DiskFaultSpec>) -> Arc<dyn Disk> {
     let Some(fault) = fault else { return disk };
     let DiskFaultSpec {

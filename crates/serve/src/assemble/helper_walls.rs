@@ -1,5 +1,5 @@
-//! The walls of a helper: of all files its children write the image alone, read what the image
-//! names, and run what is installed. They have no network, and signal nobody but each other.
+//! The sandbox of a helper: its children may write only the image, read only the files that the
+//! image names, and run installed programs. They have no network, and can signal only each other.
 //!
 //! ```text
 //! names      qemu-img says which files the image names, on a thread that can only read files: an
@@ -7,9 +7,10 @@
 //! enter      the thread that is the parent of the children drops its rights, so that each child
 //!            begins without them
 //! ```
-//! qemu-storage-daemon opens the image, and each file that the image names, by a name. So a child
-//! gets no descriptors, and keeps the daemon's user, to whom these files belong. Landlock says
-//! which files they are: one that is replaced under its name is not the image any more.
+//! qemu-storage-daemon opens the image, and each file that the image names, by its path. So a
+//! child gets no descriptors, and keeps the daemon's user, to whom these files belong. The rules
+//! of landlock hold for the files themselves: a file that replaces the image at its path cannot be
+//! opened.
 
 use landlock::{
     ABI, Access, AccessFs, AccessNet, BitFlags, CompatLevel, Compatible, PathBeneath, PathFd,
@@ -47,20 +48,20 @@ const NAMES_MAX: usize = 256;
 /// The files of an image.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct ImageFiles {
-    /// The one that the plan names.
+    /// The file that the plan names.
     image: PathBuf,
-    /// Those that it names itself. Nobody but its writer says that they are its own: a child that
-    /// was taken could name any.
+    /// The files that the image names. Only the image itself says that they belong to it: a
+    /// compromised child could write any name into it.
     named: Vec<PathBuf>,
 }
 
 impl ImageFiles {
-    /// The files that the image names, or the image alone if nobody can say that. May block as long
-    /// as the host likes.
+    /// The files that the image names; only the image if `qemu-img` does not tell them. May block
+    /// as long as the host takes.
     pub(super) fn of(image: &Path, format: &str) -> Self {
         let (path, format) = (image.to_owned(), format.to_owned());
         let look = move || {
-            // Also if the kernel has no such walls: the image is read as before, then.
+            // A kernel without landlock fails here: `qemu-img` then runs with the daemon's rights.
             let _ = only_reads();
             let mut command = Command::new(LOOKS);
             command.args(["info", "--backing-chain", "-U", "--output=json", "-f"]).arg(format);
@@ -72,7 +73,7 @@ impl ImageFiles {
         Self::from_info(image, &said.unwrap_or_default())
     }
 
-    /// From what `qemu-img info --backing-chain` says.
+    /// Parses the answer of `qemu-img info --backing-chain`.
     fn from_info(image: &Path, said: &Value) -> Self {
         let mut files = Self { image: image.to_owned(), named: Vec::new() };
         for (at, layer) in said.as_array().into_iter().flatten().take(NAMES_MAX).enumerate() {
@@ -92,10 +93,10 @@ impl ImageFiles {
     }
 }
 
-/// The calling thread and what it starts from now on keep the rights that a helper of this image
-/// needs. An error says which walls the kernel lacks.
+/// Restricts the calling thread, and all that it starts from now on, to the rights that a helper
+/// of this image needs. An error says which part of the sandbox the kernel lacks.
 pub(super) fn enter(files: &ImageFiles, is_read_only: bool) -> Result<(), String> {
-    // Who may not do that has the walls of landlock, which know TCP alone.
+    // If the process may not do this, only landlock restricts the network, and only TCP.
     let _ = unshare(CloneFlags::CLONE_NEWNET);
     let reads = AccessFs::ReadFile | AccessFs::ReadDir;
     let image = AccessFs::ReadFile | AccessFs::IoctlDev;
@@ -112,7 +113,7 @@ pub(super) fn enter(files: &ImageFiles, is_read_only: bool) -> Result<(), String
     })
 }
 
-/// The calling thread and what it starts from now on read files, and do nothing else.
+/// Restricts the calling thread, and all that it starts from now on, to reading files.
 fn only_reads() -> Result<(), String> {
     let _ = unshare(CloneFlags::CLONE_NEWNET);
     let reads = AccessFs::ReadFile | AccessFs::ReadDir | AccessFs::Execute;
@@ -143,8 +144,8 @@ fn restrict(
     }
 }
 
-/// Allows this to these files, and to all below those that are folders. A file that is not there
-/// stays out of reach.
+/// Allows `access` to these files, and to all files below those that are folders. A path at which
+/// there is no file stays out of reach.
 fn allow<'a>(
     mut rules: RulesetCreated,
     paths: impl IntoIterator<Item = &'a Path>,

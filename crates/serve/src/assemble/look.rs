@@ -1,5 +1,5 @@
-//! `look`: what the host lacks of a plan. It looks at names (`stat`) and asks the kernel for
-//! interfaces; it opens no file and no device, changes nothing, and needs no privilege.
+//! `look`: which resources of a plan the host lacks. It looks at names (`stat`) and asks the
+//! kernel for interfaces; it opens no file and no device, changes nothing, and needs no privilege.
 
 use super::{AssembleError, port, wanted::image_error};
 use manyring_backend::blk::Image;

@@ -38,7 +38,7 @@ pub(crate) fn of_blk(name: &str, settings: &BlkSettings) -> BlkOptions {
         logical_block_size,
         on_full,
         moderation,
-        // Around the disk: see `disk::decorated`.
+        // A wrapper of the disk makes the faults: `disk::decorated`.
         fault: _,
     } = settings;
     BlkOptions {
@@ -103,7 +103,7 @@ pub fn of_xen(name: &str, settings: &XenBlkSettings) -> XenBlkOptions {
         indirect_segments_max,
         ring_page_order_max,
         moderation,
-        // Around the disk: see `disk::decorated`.
+        // A wrapper of the disk makes the faults: `disk::decorated`.
         fault: _,
     } = settings;
     XenBlkOptions {

@@ -22,8 +22,8 @@ use rustix::fd::OwnedFd;
 use rustix::io::Errno;
 use std::sync::Arc;
 
-/// Opens the port of `net`; gives the address of its guest too. `lends`: a device process serves
-/// its queues.
+/// Opens the port of `net`; returns the MAC address of its guest, too. `lends`: a device process
+/// serves the queues of the port.
 pub(super) fn open(
     net: &NetPlan,
     host: &Host,
@@ -98,11 +98,11 @@ pub(crate) enum LentInterface {
 }
 
 impl PortGrant {
-    /// Opens the port on what the supervisor has given for it: facts and queues of an interface, or
-    /// a port of the process's switch.
+    /// Opens the port on the resources that the supervisor has granted: facts and queues of an
+    /// interface, or a port of the process's switch.
     ///
     /// # Errors
-    /// One line: that does not fit the device.
+    /// One line: the granted resources do not fit the device.
     pub(crate) fn new(
         (port, queue_pairs): (PortSpec, usize),
         (facts, queues, switched): (Option<PortFacts>, Vec<OwnedFd>, Option<Arc<SwitchPort>>),
@@ -166,7 +166,7 @@ impl LentInterface {
     }
 }
 
-/// The lent queues, `count` descriptors beside that of a table.
+/// The lent queues. There must be `count` descriptors, beside that of a table.
 fn lent(facts: PortFacts, mut queues: Vec<OwnedFd>, count: usize) -> Result<Lent, String> {
     let table = facts.table_key.and_then(|key| Some(LentTable { map: queues.pop()?, key }));
     if queues.len() != count {
@@ -183,7 +183,7 @@ pub(crate) fn facts_of(facts: PortFacts) -> Facts {
     Facts { interface, is_macvtap, offloads, mtu, can_hash, host_filter, chunk }
 }
 
-/// What the host keeps from the interface, as the supervisor says.
+/// The host's filter of the interface, as the supervisor says.
 pub(crate) fn host_filter(PortFilter { only_to, lacks_groups }: PortFilter) -> HostFilter {
     HostFilter { only_to, only_from: None, lacks_groups }
 }
@@ -207,7 +207,7 @@ pub(crate) fn look(net: &NetPlan) -> Result<(), AssembleError> {
     tap::look(name, net.queue_pairs, net.bridge.as_deref()).map_err(|e| failed(net, key, e))
 }
 
-/// The port with what is to go wrong.
+/// Wraps the port so that it fails as `fault` says.
 pub(crate) fn faulty(port: Arc<dyn Port>, fault: Option<NetFaultSpec>) -> Arc<dyn Port> {
     let Some(fault) = fault else { return port };
     let NetFaultSpec {
@@ -237,8 +237,8 @@ pub(crate) fn faulty(port: Arc<dyn Port>, fault: Option<NetFaultSpec>) -> Arc<dy
     Arc::new(FaultPort::new(port, options))
 }
 
-/// The port with what goes wrong and what is captured around it, or with the file to which its
-/// device process has its frames written. May block.
+/// Wraps the port in its faults and its capture. If a device process serves the port, the
+/// supervisor writes the capture: then begins the capture file, and returns it. May block.
 pub(super) fn decorated(
     net: &NetPlan,
     port: Arc<dyn Port>,
@@ -255,7 +255,7 @@ pub(super) fn decorated(
             let file = CaptureFile::begin(&net.device.name, path, left).map_err(failed)?;
             (port, Capture::Begun(Arc::new(file)))
         }
-        // Outermost: what the guest sends and gets is captured.
+        // Outermost, so that the capture has the frames as the guest sends and gets them.
         Capture::Port | Capture::Begun(_) => {
             (Arc::new(PcapPort::new(port, path).map_err(failed)?), Capture::Port)
         }

@@ -6,8 +6,8 @@
 //!             as its standard input: a client that connects while there is no child waits in the
 //!             backlog
 //! monitor     the child's QMP, by which its image gets another size (`qmp_monitor.rs`)
-//! walls       of all files the child has the image and what it names (`helper_walls.rs`)
-//! thread      starts the child, hears what it says, waits for its end; starts the next one, after
+//! sandbox     the child can open only the image and the files that it names (`helper_walls.rs`)
+//! thread      starts the child, reads its messages, waits for its end; starts the next one, after
 //!             a pause that grows while children do not live long
 //! ```
 //! The thread is the parent of its children, and lives as long as each of them: so the kernel ends
@@ -40,8 +40,9 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 const PROGRAM: &str = "qemu-storage-daemon";
-/// Runs the program so that it is asked to end when the thread that has started it ends. The shell
-/// is there for a process that ends before the kernel knows that: the child of another parent ends.
+/// Runs the program so that the kernel sends it SIGTERM when the thread that has started it ends.
+/// The thread may end before the kernel knows that: the shell exits if it has another parent by
+/// then.
 const WRAPPER: [&str; 8] = [
     "setpriv",
     "--pdeathsig",
@@ -55,9 +56,9 @@ const WRAPPER: [&str; 8] = [
 /// The first bytes that an NBD server sends.
 const GREETING: [u8; 8] = *b"NBDMAGIC";
 const STEPS: usize = 100;
-/// Of what a child has said, the last bytes are kept.
+/// Most bytes of a child's last messages that are kept.
 const SAID_MAX: usize = 1024;
-/// Bytes that a child writes ahead of who hears it.
+/// Bytes that a child can write before anybody reads them.
 const STDERR_SIZE: usize = 128 << 10;
 
 const UNMEASURED: &str = "the size of the image is not known: once qemu-storage-daemon serves \
@@ -83,22 +84,23 @@ pub(super) struct HelperOptions {
 /// Why there is no helper.
 #[derive(Debug, thiserror::Error)]
 pub enum HelperError {
-    /// Its socket, its thread or its child.
+    /// The socket, the thread or the child could not be made.
     #[error("{what}: {source}")]
     System { what: String, source: io::Error },
     /// The child has ended.
     #[error("{PROGRAM} exited: {0}")]
     Ended(String),
-    /// The child does not serve.
+    /// The child did not serve in time.
     #[error("{PROGRAM} did not start to serve in time")]
     Silent,
-    /// The NBD client does not understand it.
+    /// The NBD client cannot use the export of the child.
     #[error("{PROGRAM} {0}")]
     Join(#[from] JoinError),
 }
 
 impl HelperError {
-    /// True if another process has the image, or there is no answer yet.
+    /// True if another process has the image or the socket's name, or the child has not answered
+    /// yet.
     pub(crate) fn is_held(&self) -> bool {
         match self {
             Self::Ended(said) => said.contains(" lock"),
@@ -112,7 +114,7 @@ impl HelperError {
 /// The disk behind a helper.
 #[derive(Debug)]
 pub(super) struct HelperDisk {
-    // The client ends before the server does.
+    // Dropped first: the NBD client ends before its server does.
     disk: Arc<dyn Disk>,
     helper: Helper,
 }
@@ -162,7 +164,8 @@ impl Disk for HelperDisk {
         let Some(size) = size else { return self.disk.resize(None) };
         let before = self.disk.geometry().size;
         let resized = self.helper.resize(size)?;
-        // The guest and the NBD client must not keep a size that the image has no more.
+        // Also after a resize that failed: the guest and the NBD client must not keep a size that
+        // the image no longer has.
         self.helper.until_it_has_a_monitor();
         let geometry = self.disk.resize(None).inspect_err(|_| {
             let device = &self.helper.options.name;
@@ -181,8 +184,8 @@ impl Disk for HelperDisk {
     }
 }
 
-/// The socket and the thread of a helper. When it is dropped, the socket loses its name, and its
-/// thread asks the child to end, and ends after it; nobody waits for that.
+/// The socket and the thread of a helper. Dropping it removes the socket's name. The thread then
+/// asks the child to end, and ends after the child; nobody waits for that.
 #[derive(Debug)]
 struct Helper {
     socket: PathBuf,
@@ -247,7 +250,8 @@ impl Helper {
     /// Has the child give the image another size. May block for some seconds.
     ///
     /// # Errors
-    /// The image has the size that it had.
+    /// The image keeps its size. `EROFS`: it is only read. `EINVAL`: the size is 0, or no multiple
+    /// of 512 bytes. `EAGAIN`: no child runs. Other errors are those of the child.
     fn resize(&self, size: u64) -> Result<Resized, Errno> {
         if self.options.read_only {
             return Err(Errno::ROFS);
@@ -256,7 +260,7 @@ impl Helper {
             return Err(Errno::INVAL);
         }
         let mut monitor = self.monitor.lock();
-        // Else the next child is about to start.
+        // Without a monitor the next child is about to start.
         let ready = monitor.as_mut().filter(|monitor| !monitor.is_lost()).ok_or(Errno::AGAIN)?;
         let Err(error) = ready.resize(&export(&self.options), size) else {
             return Ok(Resized::Done);
@@ -277,7 +281,7 @@ impl Helper {
         drop(is_new.wait_timeout_while(self.monitor.lock(), HELPER_NEXT, is_lost));
     }
 
-    /// Returns when a child greets.
+    /// Returns when a child has sent the greeting of an NBD server.
     fn until_it_serves(&self) -> Result<(), HelperError> {
         let failed =
             |source| HelperError::System { what: self.socket.display().to_string(), source };
@@ -308,14 +312,15 @@ fn lock(ended: &Ended) -> MutexGuard<'_, Option<String>> {
 fn listen(folder: &Path, socket: &Path) -> io::Result<(UnixListener, SocketName)> {
     DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
     std::fs::set_permissions(folder, Permissions::from_mode(0o700))?;
-    // Nobody else names a socket here between the look and the removal.
+    // The lock keeps other processes from creating a socket here between the check and the
+    // removal.
     let alone = std::fs::File::open(folder)?;
     rustix::fs::flock(&alone, FlockOperation::LockExclusive)?;
     match check_path(socket) {
         Err(ListenError::Taken { .. }) => return Err(io::ErrorKind::AddrInUse.into()),
         checked => checked.map_err(io::Error::other)?,
     }
-    // That of a process that was killed is still there.
+    // A process that was killed leaves the name of its socket behind.
     match std::fs::remove_file(socket) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
         _ => {}
@@ -334,14 +339,14 @@ struct Watch {
     stopped: OwnedFd,
     ended: Arc<Ended>,
     monitor: Arc<Monitored>,
-    /// Closes what the children have sent beside words.
+    /// Closes the descriptors that children have sent with their messages.
     janitor: Arc<Janitor>,
 }
 
 impl Watch {
     fn run(self) {
         let HelperOptions { name: device, image, format, read_only, .. } = &self.options;
-        // From here on the thread has what its children need, and no more.
+        // Restrict this thread before it starts children, which inherit its rights.
         if let Err(lacks) = helper_walls::enter(&ImageFiles::of(image, format), *read_only) {
             tracing::warn!(device, lacks, "sandbox of {PROGRAM} incomplete: refused by the kernel");
         }
@@ -407,7 +412,7 @@ impl Watch {
             }
         }
         let status = reap(child);
-        // Another process may have the other end still.
+        // Another process may still have the other end: this ends the read in `hear`.
         stderr.finish();
         let said = heard.ok().and_then(|heard| heard.join().ok()).unwrap_or_default();
         if is_stopped {
@@ -419,7 +424,8 @@ impl Watch {
     }
 }
 
-/// Reads what a child says until it has ended, on a thread of its own: the end of it.
+/// Reads the messages of a child on a thread, until the stream ends. The thread returns the last
+/// bytes.
 fn hear(stderr: Arc<ByteStream>) -> io::Result<JoinHandle<String>> {
     let read = move || {
         let (mut bytes, mut len) = ([0; SAID_MAX], 0);
@@ -436,7 +442,7 @@ fn hear(stderr: Arc<ByteStream>) -> io::Result<JoinHandle<String>> {
     std::thread::Builder::new().name("disk-helper".to_owned()).spawn(read)
 }
 
-/// Waits for `limit`, or for ever, until one of `fds` tells an end. Returns false if none does.
+/// Waits until one of `fds` is readable, for `limit` or for ever. False: none is.
 fn has_ended(fds: &[&OwnedFd], limit: Option<Duration>) -> bool {
     let mut fds: Vec<_> = fds.iter().map(|fd| PollFd::new(fd, PollFlags::IN)).collect();
     let limit = limit.and_then(|limit| Timespec::try_from(limit).ok());

@@ -9,7 +9,8 @@
 //! The monitor is one end of a pair of sockets whose other end is the child's standard output: so
 //! only the daemon has it. A child that leaves a command without an answer, or does not put its
 //! export back, is asked to end, and the next child serves the image with the size that it has
-//! then. Nothing is asked of such a child again: a late answer would be taken for another's.
+//! then. Such a child gets no further command: its late answer would be taken for the answer to
+//! that command.
 
 use crate::times::HELPER_MONITOR;
 use rustix::io::Errno;
@@ -31,17 +32,17 @@ pub(super) struct Monitor {
     is_open: bool,
     /// The child was asked to end.
     is_lost: bool,
-    /// The export is gone, as an event has told.
+    /// An event has reported that the export is gone.
     is_deleted: bool,
 }
 
 /// Why the child has not done what it was asked for.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum MonitorError {
-    /// It has answered with this error.
+    /// The child has answered with this error.
     #[error("{0}")]
     Refused(String),
-    /// It has ended, or has not answered in time.
+    /// The child has ended, or has not answered in time.
     #[error("no answer: {0}")]
     Silent(#[from] io::Error),
 }
@@ -167,7 +168,7 @@ struct Timed {
 }
 
 impl Timed {
-    /// A wait begins.
+    /// Starts the time limit of the next answer.
     fn begin(&mut self) {
         self.until = Instant::now() + self.limit;
     }

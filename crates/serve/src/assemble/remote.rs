@@ -57,12 +57,12 @@ pub struct Remotely {
 pub struct AdoptedExports(Arc<Mutex<HashMap<String, (NbdTarget, ExportSpec)>>>);
 
 impl AdoptedExports {
-    /// The exports that another process has left, by device.
+    /// The exports that the former supervisor handed over, by device.
     pub fn new(all: HashMap<String, (NbdTarget, ExportSpec)>) -> Self {
         Self(Arc::new(Mutex::new(all)))
     }
 
-    /// Takes that of a device. A disk that is opened later is measured.
+    /// Takes the export of a device. If the disk is opened again later, it is measured.
     pub(super) fn take(&self, device: &str) -> Option<(NbdTarget, ExportSpec)> {
         lock(&self.0).remove(device)
     }
@@ -81,13 +81,13 @@ pub struct Remote {
     connections: Mutex<Vec<Connection>>,
     connections_max: usize,
     pace: Mutex<Rate>,
-    /// Held while the host connects: it may take long over a name.
+    /// Held while the host connects: to resolve a name may take long.
     connecting: Arc<tokio::sync::Mutex<()>>,
 }
 
 impl Remote {
-    /// The disk of `uri`, measured, unless its guest was told of it before. May block for some
-    /// seconds.
+    /// The disk of `uri`. It is measured, unless an earlier supervisor told its guest of the same
+    /// target. May block for some seconds.
     ///
     /// # Errors
     /// [`JoinError`].
@@ -220,7 +220,7 @@ pub(crate) fn spec_of(export: &Export) -> ExportSpec {
 pub(crate) fn export_of(spec: ExportSpec) -> Option<Export> {
     let ExportSpec { size, flags, block_min, block_preferred, block_max, structured } = spec;
     let blocks = Blocks { min: block_min, preferred: block_preferred, max: block_max };
-    // As the handshake takes them, and a guest can be told of them.
+    // The limits of the handshake, and of the values that a guest can be told.
     let is_possible = block_min.is_power_of_two()
         && block_min <= BLOCK_MAX
         && block_preferred.is_power_of_two()
@@ -235,7 +235,7 @@ impl Disk for Remote {
     }
 
     fn open_queue(&self, _has_ring: bool) -> Result<Box<dyn DiskQueue>, Errno> {
-        // The device process does.
+        // Only the device process opens queues.
         Err(Errno::OPNOTSUPP)
     }
 
@@ -275,7 +275,7 @@ fn pace(more: u32, now: Instant) -> Rate {
     Rate::of(more.saturating_add(1), NBD_CONNECT_EACH, now)
 }
 
-/// When the next connection may be made, which is charged.
+/// Charges one connection; returns when it may be made.
 fn turn_of(pace: &mut Rate, now: Instant) -> Instant {
     let due = pace.due().max(now);
     pace.charge(NBD_CONNECT_EACH, now);

@@ -20,9 +20,9 @@ use std::collections::{BTreeMap, HashMap};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// Addresses behind an uplink at most: those of a host's network.
+/// Most MAC addresses behind an uplink: those of a host's network.
 const UPLINK_MACS_MAX: u32 = 1024;
-/// Frames that an uplink may flood in a second.
+/// Most frames that an uplink may flood in a second.
 const UPLINK_FLOODS_MAX: u32 = 20_000;
 
 /// The means by which this process opens devices.
@@ -32,15 +32,15 @@ pub struct Host {
     pub io_uring: bool,
     /// The switches that this process has.
     pub switches: Switches,
-    /// The disks and ports that another supervisor has left.
+    /// The disks and ports that an earlier supervisor handed over.
     pub adopted_fds: AdoptedFds,
     /// The exports of NBD servers that guests were told of.
     pub adopted_exports: AdoptedExports,
-    /// The capture files that another supervisor has left.
+    /// The capture files that an earlier supervisor handed over.
     pub captures: AdoptedFds,
     /// The folder of the sockets of helpers.
     pub helpers: Option<PathBuf>,
-    /// Which devices are served by a process of their own.
+    /// Which devices a device process serves.
     pub domains: Domains,
     /// Measures the disks of servers for device processes; `None`: there are none.
     pub measurer: Option<Arc<dyn Measurer>>,
@@ -74,16 +74,16 @@ impl AdoptedFds {
 #[derive(Clone, Debug, Default)]
 pub struct Switches {
     all: Arc<Mutex<BTreeMap<String, Running>>>,
-    /// Device processes serve them.
+    /// True if device processes serve the switches.
     are_apart: bool,
     adopted_fds: AdoptedFds,
 }
 
 #[derive(Debug)]
 enum Running {
-    /// This process serves it.
+    /// This process serves the switch.
     Here { switch: Arc<Switch>, _uplink: Option<Uplink> },
-    /// A device process does.
+    /// A device process serves the switch.
     Apart(Arc<SwitchHost>),
 }
 
@@ -104,7 +104,8 @@ impl Switches {
         Ok(switches)
     }
 
-    /// Makes switches: all of them, or none. May block. The result adds them, and does not block.
+    /// Opens switches: all of them, or none. May block. The returned closure adds them, and does
+    /// not block.
     ///
     /// # Errors
     /// An uplink cannot be opened.
@@ -114,8 +115,8 @@ impl Switches {
         Ok(move || of.all().extend(made))
     }
 
-    /// Opens what a switch that a device process serves needs for other settings. May block. The
-    /// result has the next device process take them, and does not block.
+    /// Opens the uplink for other settings of a switch that a device process serves. May block.
+    /// The returned closure gives the settings to the next device process, and does not block.
     ///
     /// # Errors
     /// Its uplink cannot be opened.
@@ -132,8 +133,8 @@ impl Switches {
         Ok(move || host.change(&plan, uplink))
     }
 
-    /// Lets go of the former settings of a switch that has others, or takes them back if the change
-    /// has failed. May block.
+    /// Drops the former settings of a changed switch, or restores them if the change has failed.
+    /// May block.
     pub fn settle(&self, name: &str, is_done: bool) {
         if let Some(host) = self.apart(name) {
             host.settle(is_done);

@@ -1,5 +1,5 @@
-//! A switch that a device process serves, as the supervisor has it: its uplink, its ports, and what
-//! is shown of them.
+//! `SwitchHost`: the supervisor's side of a switch that a device process serves: its uplink, its
+//! ports, and the counters that are shown.
 
 use manyring_backend::net::switch::{OFFLOADS, PORTS_MAX, PortCounters, SwitchError};
 use manyring_backend::net::{Port, PortRx, PortTx};
@@ -27,14 +27,14 @@ pub struct SwitchHost {
     watches: Mutex<JoinSet<()>>,
 }
 
-/// What a change of the configuration changes, and the next device process takes.
+/// The settings that a change of the configuration replaces, for the next device process.
 #[derive(Clone, Debug)]
 struct Settings {
     plan: SwitchPlan,
     uplink: Option<Arc<OwnedPort>>,
 }
 
-/// The interface of the uplink of a switch, which its device process asks for.
+/// The supervisor's side of a switch's uplink, for the requests of the device process.
 pub(super) fn owned(plan: &SwitchPlan, port: Arc<dyn Port>) -> Arc<OwnedPort> {
     let options = NetOptions {
         name: domain_of_switch(&plan.name),
@@ -50,7 +50,7 @@ pub(super) fn owned(plan: &SwitchPlan, port: Arc<dyn Port>) -> Arc<OwnedPort> {
     Arc::new(OwnedPort::new(options, port))
 }
 
-/// The ports of a switch, by device. The number tells a port from an earlier one of its name.
+/// The ports of a switch, by device. A port that replaces one of the same name has another number.
 #[derive(Debug, Default)]
 pub struct Ports {
     next: u64,
@@ -91,13 +91,13 @@ impl SwitchHost {
         &self.name
     }
 
-    /// The switch for a device process, and the interface that leads to the host.
+    /// The specification of the switch for a device process, and the uplink's interface.
     pub fn given(&self) -> (SwitchSpec, Option<Arc<OwnedPort>>) {
         let Settings { plan, uplink } = &*self.settings();
         (plan.spec(), uplink.clone())
     }
 
-    /// The interface that leads to the host.
+    /// The interface of the uplink.
     pub fn uplink(&self) -> Option<Arc<OwnedPort>> {
         self.settings().uplink.clone()
     }
@@ -108,15 +108,17 @@ impl SwitchHost {
         (&now.uplink, now.uplink_kind) == (&plan.uplink, plan.uplink_kind)
     }
 
-    /// Takes other settings, for the next device process.
+    /// Replaces the settings, for the next device process. [`Self::settle`] follows.
     pub(super) fn change(&self, plan: &SwitchPlan, uplink: Option<Arc<OwnedPort>>) {
         let settings = Settings { plan: plan.clone(), uplink };
         let now = self.replace(settings);
         let mut former = self.former.lock().unwrap_or_else(PoisonError::into_inner);
+        // The oldest settings stay: a failed change goes back to the settings before all of its
+        // steps.
         former.get_or_insert(now);
     }
 
-    /// Lets go of the settings before the last change, or takes them back. May block.
+    /// Drops the settings from before the last change, or restores them. May block.
     pub(super) fn settle(&self, is_done: bool) {
         let former = self.former.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let (Some(former), false) = (former, is_done) {
@@ -129,7 +131,7 @@ impl SwitchHost {
         let mut watches = self.watches.lock().unwrap_or_else(PoisonError::into_inner);
         let mut now = self.settings();
         if interface(&now) != interface(&settings) {
-            // That which is let go of is watched no more.
+            // The interface that is replaced is watched no more.
             *watches = JoinSet::new();
         }
         std::mem::replace(&mut *now, settings)

@@ -16,7 +16,7 @@ pub(crate) type Ended = (String, Result<(), AssembleError>);
 pub struct Tasks {
     set: JoinSet<(u64, Ended)>,
     running: HashMap<String, Running>,
-    /// The names of those that were stopped and have not ended, by their number.
+    /// The devices whose tasks were stopped and have not ended, by the number of the task.
     stopped: HashMap<u64, String>,
     next: u64,
 }
@@ -47,8 +47,8 @@ impl Tasks {
         self.running.insert(device.to_owned(), Running { number, stop, ended });
     }
 
-    /// Serves a device that is put together at this endpoint, until it is stopped or until its only
-    /// session has ended (`one_off`).
+    /// Serves an assembled device at this endpoint, until it is stopped or until its only session
+    /// has ended (`one_off`).
     pub(crate) fn serve(&mut self, here: &Here, endpoint: Endpoint, options: ServeOptions) {
         let (device, connected) = (here.device.clone(), here.view.connected.clone());
         self.start(here.view.name(), |stop| async move {
@@ -67,8 +67,8 @@ impl Tasks {
         Some(running.ended)
     }
 
-    /// Waits until tasks that were stopped have ended, but no longer than [`TASKS_END`]: that of
-    /// a device whose image somebody still has goes on waiting for it. False: not all have ended.
+    /// Waits until tasks that were stopped have ended, but no longer than [`TASKS_END`]: a task
+    /// whose image is still in use ends later. False: not all tasks have ended.
     pub async fn await_ends(ending: Vec<watch::Receiver<()>>, devices: &[&str]) -> bool {
         let ended = async {
             for mut ending in ending {
@@ -106,7 +106,7 @@ impl Tasks {
         while let Some(ended) = self.set.join_next().await {
             let Ok((number, (name, result))) = ended else { continue };
             self.stopped.remove(&number);
-            // One that was stopped may have a successor of its name.
+            // A stopped task may have a successor of the same name, which has another number.
             if self.running.get(&name).is_some_and(|running| running.number == number) {
                 self.running.remove(&name);
                 return Some((name, result));

@@ -17,7 +17,7 @@ use std::sync::Arc;
 /// The host's side of a device, opened.
 #[derive(Debug)]
 pub enum Opened {
-    /// With the server that has it, if a device process talks to that one.
+    /// The disk, and its NBD server if a device process talks to the server.
     Disk(Arc<dyn Disk>, Option<Arc<Remote>>),
     /// The port, the address of its guest, and the file to which its frames are written.
     Port(Arc<dyn Port>, MacAddress, Capture),
@@ -46,7 +46,7 @@ pub struct Part {
     pub capture: Option<Arc<CaptureFile>>,
 }
 
-/// A device that is put together.
+/// A device that is assembled.
 #[derive(Debug)]
 pub enum Made {
     /// Its queues run in this process.
@@ -57,14 +57,14 @@ pub enum Made {
 
 /// A device of the plan, opened and made.
 pub trait Assemble {
-    /// Opens the disk or the port; the socket's folder is found then, too. May block.
+    /// Opens the disk or the port, and looks up the folder of the socket. May block.
     fn open(&self, host: &Host) -> Result<Opened, AssembleError>;
 
-    /// Puts around it what goes wrong on purpose and what captures. May block.
+    /// Wraps the disk or the port in its faults and its capture. May block.
     fn decorated(&self, opened: Opened) -> Result<Opened, AssembleError>;
 
-    /// Makes the device of what was opened for it, or the supervisor's part if the device process
-    /// of `domain` serves it.
+    /// Creates the device, or the supervisor's part of it if the device process of `domain` serves
+    /// it.
     fn made(&self, opened: Opened, domain: Option<String>, pool: &Arc<Pool>) -> Made;
 }
 
@@ -220,8 +220,8 @@ pub(crate) fn image_error(place: &Place, source: ImageError) -> AssembleError {
             let by_helper = helped(format).map_or_else(String::new, |format| {
                 format!(", or have a helper read it (format = {format:?} in `manyring run`'s file)")
             });
-            // A guest writes what it likes into its raw disk, also such a header that names a file
-            // of the host, which a program that reads the format opens.
+            // A guest can write such a header into its raw disk, with the name of a file of the
+            // host: a program that reads the format would open that file.
             format!(
                 "; if a guest may have written these bytes into its raw disk: {insist}; only if \
                  you made the image in that format: convert it (qemu-img convert -O raw){by_helper}"

@@ -12,8 +12,8 @@ use tokio::task::JoinSet;
 /// Queues that have begun, and why not all of them have.
 pub(crate) type Begun = (Vec<QueueHandle>, Option<HostError>);
 
-/// Starts queues, for all of which everything is there before the first of them answers a request.
-/// May block.
+/// Starts queues one after the other, until one fails. Everything that they need is open before
+/// the first of them answers a request. May block.
 pub fn begin(device: &XenBlkDevice, attachments: Vec<Attachment>) -> Begun {
     let mut queues = Vec::new();
     for attachment in attachments {
@@ -47,12 +47,12 @@ pub fn fault_of(Event { index, kind }: &Event) -> Option<String> {
     }
 }
 
-/// An error that does not pass.
+/// An error that stays: trying again is of no use.
 pub fn refused(text: String) -> HostError {
     HostError::new(text)
 }
 
-/// The error of a call.
+/// The error of a system call. It may pass if the host lacks a resource.
 pub fn failed(what: String, errno: Errno) -> HostError {
     HostError { text: format!("{what}: {errno}"), is_passing: is_shortage(errno) }
 }
