@@ -1,16 +1,16 @@
-//! `Bucket`: how many reports a domain sends, as one number of tokens.
+//! `Bucket`: a bucket of tokens that limits the reports of a domain.
 //!
-//! Each report takes a token, a long one more. The supervisor reads the next report of a domain
-//! when there is one. The sessions of a device process send no faster than it reads:
+//! Each report takes a token, a long report takes more. The supervisor reads the next report of a
+//! domain when a token is there. The sessions of a device process send no faster than that:
 //!
 //! ```text
 //! the supervisor reads      2048 at once, then one each 320 us, whichever process the domain has
 //! all sessions send         1024 at once, then one each 400 us
 //! ```
-//! So the channel is nearly empty, and what a session sends does not wait behind what a flood of
-//! another one has sent before. Sessions take turns: each has at most one report that waits for a
-//! token, and tokens are given in the order in which they are asked for. Few reports are of
-//! sessions: those with descriptors (`session_journal.rs`).
+//! So the channel is nearly empty, and a report of one session does not wait behind a flood of
+//! reports of another one. Sessions take turns: each has at most one report that waits for a
+//! token, and tokens are given in the order in which they are asked for. Sessions send few
+//! reports: only those with descriptors (`session_journal.rs`).
 
 use crate::times::{REPORT_EACH, SESSION_REPORT_EACH};
 use manyring_engine::Rate;
@@ -33,12 +33,12 @@ pub struct Bucket {
 }
 
 impl Bucket {
-    /// Of the supervisor, for what it reads of a domain.
+    /// The bucket by which the supervisor reads the reports of a domain.
     pub fn of_reader() -> Self {
         Self::new(READ_AT_ONCE, REPORT_EACH)
     }
 
-    /// Of a device process, for what its sessions send.
+    /// The bucket by which the sessions of a device process send.
     pub(super) fn of_sessions() -> Self {
         Self::new(SENT_AT_ONCE, SESSION_REPORT_EACH)
     }

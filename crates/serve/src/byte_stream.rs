@@ -5,8 +5,9 @@
 //! never delivers: then each read and each close of the pipe waits for that lock, where no signal
 //! ends the wait. A write to a unix socket copies before it takes a lock that a reader takes.
 //!
-//! A process can send descriptors over a socket. An honest one does not: the stream ends then, and
-//! the janitor closes them. It also closes the socket, with what lies unread in it.
+//! A process can send descriptors over a socket, which an honest process does not do: the stream
+//! ends then, and the janitor closes the descriptors. The janitor also closes the socket, with the
+//! unread bytes in it.
 
 use manyring_engine::{Janitor, MESSAGE_FDS_MAX};
 use rustix::event::{PollFd, PollFlags, poll};
@@ -37,12 +38,12 @@ pub struct ByteStream {
 pub fn pair(size: usize) -> io::Result<(OwnedFd, OwnedFd)> {
     let flags = SocketFlags::CLOEXEC;
     let (ours, theirs) = socketpair(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
-    // The kernel doubles it.
+    // The kernel doubles the size that is set.
     if sockopt::set_socket_send_buffer_size_force(&theirs, size / 2).is_err() {
         sockopt::set_socket_send_buffer_size(&theirs, size / 2)?;
     }
-    // A byte out of band is read as any other: the kernel closes the descriptors of one that it
-    // skips, on the thread that reads.
+    // Read bytes out of band like all others: the kernel closes the descriptors of a byte that it
+    // skips, on the reading thread.
     sockopt::set_socket_oobinline(&ours, true)?;
     Ok((ours, theirs))
 }
@@ -72,7 +73,8 @@ impl ByteStream {
         while poll(&mut [PollFd::new(self, PollFlags::IN)], None) == Err(Errno::INTR) {}
     }
 
-    /// Whoever has the other end can write no more. What was written stays to be read.
+    /// Ends the stream: the holder of the other end can write no more. Written bytes can still be
+    /// read.
     pub(crate) fn finish(&self) {
         let _ = shutdown(self, Shutdown::Both);
     }
@@ -93,7 +95,7 @@ impl AsRawFd for ByteStream {
 
 impl Drop for ByteStream {
     fn drop(&mut self) {
-        // The janitor may be busy for long: no writer waits for it.
+        // The janitor may close the socket much later: no writer shall wait until then.
         self.finish();
         self.janitor.dispose(self.socket.take());
     }
@@ -144,7 +146,8 @@ pub(crate) fn receive_into(
     bytes: &mut [u8],
     janitor: &Arc<Janitor>,
 ) -> io::Result<(usize, Brought, bool)> {
-    // Space for all that any message can have: the kernel closes what does not fit, on this thread.
+    // Space for the descriptors of any message: the kernel closes those that do not fit, on this
+    // thread.
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MESSAGE_FDS_MAX))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;

@@ -24,7 +24,7 @@ pub struct Counts {
     file: Mutex<OwnedFd>,
     /// The counters of earlier device processes, by queue.
     before: Mutex<Vec<Vec<u64>>>,
-    /// Those of the switch's port.
+    /// The counters of earlier device processes, of the switch's port.
     of_port_before: Mutex<Vec<u64>>,
 }
 
@@ -56,7 +56,7 @@ impl Counts {
         Ok(given)
     }
 
-    /// Shows what the device process has written.
+    /// Reads and shows the counters that the device process has written.
     pub fn read(&self) {
         let file = self.file.lock().unwrap_or_else(PoisonError::into_inner);
         let before = self.before.lock().unwrap_or_else(PoisonError::into_inner);
@@ -82,7 +82,7 @@ impl Counts {
         }
     }
 
-    /// The device process has ended: its counters are added to those of earlier processes.
+    /// Adds the counters of a device process that has ended to those of earlier processes.
     pub fn end(&self) {
         self.read();
         // Its connections have ended with it.
@@ -105,9 +105,9 @@ fn size() -> usize {
     QueueStats::NUMBERS_MAX * size_of::<u64>()
 }
 
-/// Numbers of a connection: a 1, what is true of it, and four counters.
+/// Numbers of a connection: the number 1, its flags, and four counters.
 const OF_CONNECTION: usize = 6;
-/// What is true of a connection.
+/// Flags of a connection.
 const IS_UP: u64 = 1;
 const IS_SHARED: u64 = 2;
 

@@ -10,21 +10,22 @@ use std::path::PathBuf;
 /// Why an fd cannot be adopted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FdError {
-    /// It is not open.
+    /// The descriptor is not open.
     #[error("{fd} is not open: {errno}")]
     Closed {
         /// Its number.
         fd: i32,
-        /// The system's word.
+        /// The error number of the system.
         errno: Errno,
     },
-    /// It is open, but ours: what is handed in never closes on exec, what we open always does.
+    /// The descriptor is open, but this process has opened it. The descriptors that this process
+    /// opens are close-on-exec; those that are handed in are not.
     #[error("{fd} was not passed to this process")]
     Own {
         /// Its number.
         fd: i32,
     },
-    /// It is open, but no socket.
+    /// The descriptor is open, but no unix socket.
     #[error("{fd} is not a unix socket")]
     Kind {
         /// Its number.
@@ -56,7 +57,7 @@ pub(crate) fn adopt(fd: i32) -> Result<OwnedFd, FdError> {
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-/// Six fds a device add up: use all that the system allows.
+/// Raises the limit of open files to the hard limit: a device takes about six of them.
 pub fn raise_limit() {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     let limit = getrlimit(Resource::Nofile);

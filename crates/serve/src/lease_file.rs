@@ -2,12 +2,13 @@
 //! (`engine/limit/lease.rs`).
 //!
 //! ```text
-//! grants   the supervisor writes: whether it is awake, and what the process was granted; the
-//!          process has a description of it that only reads, and the supervisor never reads it
+//! grants   the supervisor writes whether it is awake, and how much the process was granted; the
+//!          process can only read this file, and the supervisor never reads it
 //! usage    the process writes; the supervisor reads it, and believes none of it (`divide.rs`)
 //! ```
-//! A file has each word twice, one copy behind the other. A reader that finds two different copies
-//! has come between: it goes on with what it read before. Neither side maps a file or waits.
+//! A file holds all its words twice, one copy behind the other. A reader that finds different
+//! copies has read during a write: it keeps the values that it read before. Neither side maps a
+//! file or waits.
 
 use crate::counts::sealed;
 use crate::supervisor_client::Outgoing;
@@ -38,7 +39,7 @@ impl LeaseFiles {
     pub fn new() -> Result<(Self, Vec<OwnedFd>), Errno> {
         let grants = sealed("grants", 2 * GRANTS * size_of::<u64>())?;
         let usage = sealed("usage", 2 * USAGE * size_of::<u64>())?;
-        // Another user than the supervisor's can not open it to write.
+        // A process of another user cannot open the file again for writing.
         rustix::fs::fchmod(&grants, Mode::RUSR)?;
         let path = format!("/proc/self/fd/{}", grants.as_raw_fd());
         let read = rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
@@ -46,17 +47,18 @@ impl LeaseFiles {
         Ok((Self { grants, usage }, of_process))
     }
 
-    /// Has the process see what it was granted in all, and whether it has to ring.
+    /// Tells the process how much it was granted in all, and whether the supervisor is awake: if
+    /// not, the process has to ring.
     pub fn grant(&self, is_awake: bool, granted_ns: &[u64; BUCKETS]) {
         let mut words = [u64::from(is_awake); GRANTS];
         words[1..].copy_from_slice(granted_ns);
         write(&self.grants, &words);
-        // What the process writes from here on was written after it could see this, or is seen
-        // by the next read.
+        // Pairs with the fence in `tell`: either the next read here sees what the process has
+        // written, or the process sees that the supervisor is not awake, and rings.
         fence(Ordering::SeqCst);
     }
 
-    /// What the process says; `None`: it writes at this moment.
+    /// The usage that the process has written; `None`: the process is writing at this moment.
     pub fn usages(&self) -> Option<Usages> {
         let mut words = read::<USAGE>(&self.usage)?.into_iter();
         let mut next = || words.next().unwrap_or(0);
@@ -98,11 +100,12 @@ impl Lease for ProcessLease {
         });
         words.iter_mut().zip(all).for_each(|(word, value)| *word = value);
         write(&self.usage, &words);
-        // A supervisor that is about to sleep says so, and reads this once more.
+        // Pairs with the fence in `grant`: a supervisor that is about to sleep writes so first,
+        // and then reads the usage once more.
         fence(Ordering::SeqCst);
         let sleeps = || read::<GRANTS>(&self.grants).is_some_and(|words| words[0] == 0);
         if usages.iter().any(Usage::is_needy) && sleeps() {
-            // If there is no room, the next call comes soon.
+            // If the queue has no room, the next call of `tell` rings soon.
             let _ = self.outgoing.try_send(Outgoing::Needs);
         }
     }

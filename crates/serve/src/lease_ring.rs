@@ -1,25 +1,25 @@
-//! `Ring`: whether a device process has said that devices of its groups need something, for the
-//! thread that divides (`leases.rs`).
+//! `Ring`: a flag by which a device process tells the thread that divides limits (`leases.rs`)
+//! that devices of its groups need something.
 
 use rustix::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
-/// See the module.
+/// The flag of one device process.
 #[derive(Debug, Default)]
 pub struct Ring {
     has_rung: AtomicBool,
-    /// An eventfd of the supervisor's own; not set: the process has no lease.
+    /// An eventfd of the supervisor's own; not set while the process has no lease.
     wakes: OnceLock<Arc<OwnedFd>>,
 }
 
 impl Ring {
-    /// The process rings whoever waits for this eventfd.
+    /// Has the flag wake the thread that waits for this eventfd.
     pub fn lead_to(&self, wakes: &Arc<OwnedFd>) {
         let _ = self.wakes.set(wakes.clone());
     }
 
-    /// The process has rung.
+    /// Sets the flag, because the process has rung. Wakes the thread if the flag was not set.
     pub fn ring(&self) {
         let Some(wakes) = self.wakes.get() else { return };
         if !self.has_rung.swap(true, Ordering::Relaxed) {
@@ -27,7 +27,7 @@ impl Ring {
         }
     }
 
-    /// Whether the process has rung since the last call.
+    /// Clears the flag; returns whether the process has rung since the last call.
     pub fn hear(&self) -> bool {
         self.has_rung.swap(false, Ordering::Relaxed)
     }

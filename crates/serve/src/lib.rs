@@ -4,13 +4,13 @@
 //! manyring blk, net      a plan  ->  assemble           ->  devices, their sessions, workers
 //! a device process       commands -> device_process.rs  ->  the same, behind walls
 //! ```
-//! A plan (`manyring_config`) is put together by [`assemble`]: it opens disks and ports, and serves
+//! [`assemble`] opens the disks and ports of a plan (`manyring_config`), and serves the devices on
 //! them. A device process ([`device_process`]) gets a device's specification and descriptors from
 //! its supervisor instead, opens nothing itself, and gives up its rights first.
 //!
-//! Both processes send messages with descriptors by [`channel`]. What a device process writes into
-//! sealed memory, and the supervisor reads: counters ([`counts`]), the state of workers
-//! ([`threads`]), what a limit let pass ([`lease_file`]).
+//! Both processes send messages with descriptors by [`channel`]. A device process writes its
+//! counters ([`counts`]), the state of its workers ([`threads`]) and the work that a limit let
+//! pass ([`lease_file`]) into sealed memory, which the supervisor reads.
 //!
 //! Nothing here writes to standard output or standard error but [`output`] and [`log`]: the macros
 //! that print panic where a write fails, and a panic ends the process with every device in it.

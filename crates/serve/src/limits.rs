@@ -11,8 +11,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 pub struct Groups(Arc<Mutex<BTreeMap<String, Arc<Group>>>>);
 
 impl Groups {
-    /// Gives the groups these rates, at once; one that is named by none has no limit. Returns the
-    /// names of those that change: queues of their devices must look again.
+    /// Sets the rates of all groups at once; a group that no plan names has no limit. Returns the
+    /// groups whose rates change: the caller has the queues of their devices read the limits
+    /// again.
     pub fn follow(&self, plans: &[GroupPlan]) -> Vec<String> {
         let mut groups = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         for plan in plans {
@@ -30,7 +31,7 @@ impl Groups {
         changed
     }
 
-    /// Gives a device its limit. Its queues must look again.
+    /// Gives a device its limit. The caller has the device's queues read the limit again.
     pub fn limit(&self, limit: &Limit, plan: &LimitPlan) {
         let group = plan.group.as_ref().map(|name| {
             let mut groups = self.0.lock().unwrap_or_else(PoisonError::into_inner);

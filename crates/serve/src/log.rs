@@ -4,8 +4,9 @@
 //! fill the host's disk. Lines that are not shown are counted, and their number is logged. Warnings
 //! and information have a bound each, so that neither hides the other; debug and trace have none.
 //! Lines that are shown go through a queue to a thread of its own (`lines`): a log that cannot be
-//! written, or that blocks, neither ends nor delays the thread that logs. Before the process serves
-//! anything there is nothing to delay: then whoever ends it writes what is left itself.
+//! written, or that blocks, neither ends nor delays the thread that logs. Before the process
+//! serves anything no guest can be delayed: the thread that ends the process then writes the last
+//! lines itself.
 
 mod fields;
 mod format;
@@ -35,17 +36,17 @@ const INFO_BURST: u64 = 1000;
 /// Lines a second after that, of each sort.
 const PER_SECOND: u64 = 10;
 
-/// Guests may come, or have come: nobody waits for standard error.
+/// True once guests may be served: from then on no thread waits for standard error.
 static SERVES: AtomicBool = AtomicBool::new(false);
 
-/// Standard error is the journal's: lines begin with their priority.
+/// True if standard error is a stream of systemd's journal: lines begin with their priority.
 static JOURNAL: OnceLock<bool> = OnceLock::new();
 
-/// The way to standard error.
+/// The queue of lines for standard error.
 static LINES: Lines = Lines::new();
 
-/// Opens the way to standard error, for the log and for all else that is said there; a panic goes
-/// the same way.
+/// Starts the thread that writes to standard error, for the log and for all other text. The
+/// message of a panic goes through it, too.
 pub fn open() -> io::Result<()> {
     let _ = JOURNAL.set(is_journal());
     let thread = std::thread::Builder::new().name("log".to_owned());
@@ -62,7 +63,7 @@ pub fn open() -> io::Result<()> {
     Ok(())
 }
 
-/// Writes to standard error what is not a line of the log: why the program ends.
+/// Writes text that is no line of the log to standard error: the reason why the program ends.
 pub fn say(text: String) {
     let text: String = match JOURNAL.get() {
         Some(true) => text.split_inclusive('\n').map(|line| format!("<3>{line}")).collect(),
@@ -71,15 +72,15 @@ pub fn say(text: String) {
     LINES.push(text.into_bytes());
 }
 
-/// Writes to standard error a line of the device process, with the device process's name, whatever
-/// the process has made of the line.
+/// Writes a line of a device process to standard error, with the name of the device process. The
+/// line may have any content.
 pub fn pass_on(process: &str, line: &str) {
     LINES.push(named(LINES.format(), process, line).into_bytes());
 }
 
-/// A device process's line, with the name of the device process: before a line of text, and as the
-/// first key of JSON. A line that is no object, or has a device process already, is the message of
-/// another one.
+/// A line of a device process with the name of the process: before a line of text, and as the
+/// first key of JSON. A line that is no JSON object, or that names a process itself, becomes the
+/// message of a new object.
 fn named(format: LogFormat, process: &str, line: &str) -> String {
     if format == LogFormat::Text {
         return format!("process={process} {line}\n");
@@ -120,8 +121,8 @@ pub fn finish() {
     LINES.finish(LOG_FINISH);
 }
 
-/// The process ends. One that has served nothing writes its last lines, which say why, on this
-/// thread: the log's thread may come too late.
+/// Writes the last lines at the end of the process. A process that has served nothing writes them
+/// on this thread, since they say why it ends: the log's thread may come too late.
 pub fn end() {
     if SERVES.load(Ordering::Relaxed) {
         finish();
@@ -174,7 +175,7 @@ enum Verdict {
     Show { suppressed: u64 },
     /// The first that is not shown.
     Suppress,
-    /// Not shown, and that is known.
+    /// Not shown; the suppression is logged already.
     Drop,
 }
 
@@ -263,7 +264,7 @@ impl<'a> MakeWriter<'a> for Limited {
     }
 }
 
-/// Where a line goes.
+/// The writer of one line.
 struct Line {
     shown: bool,
     /// The prefix of its text: the priority for the journal, or nothing.

@@ -11,9 +11,9 @@ use std::process::ExitCode;
 pub enum Failure {
     /// The command line or the configuration is wrong: status 2.
     Wrong(String),
-    /// The host refuses, or the daemon that was asked: status 1.
+    /// The host or the daemon refuses: status 1.
     Refused(String),
-    /// Whoever read standard output reads no more, as `head` does: nothing has failed, status 0.
+    /// The reader of standard output has closed it, as `head` does: nothing has failed, status 0.
     Unread,
 }
 
@@ -54,7 +54,7 @@ pub fn print(text: &str) -> Result<(), Failure> {
     }
 }
 
-/// Says why a command ends, and gives the status for it.
+/// Writes why a command ends to standard error, and returns the exit status.
 pub fn end(ended: Result<(), Failure>) -> ExitCode {
     match ended {
         Ok(()) | Err(Failure::Unread) => ExitCode::SUCCESS,
@@ -69,14 +69,14 @@ pub fn end(ended: Result<(), Failure>) -> ExitCode {
     }
 }
 
-/// Why a command ends, as an operator's terminal may get it: the text may have come from a daemon,
-/// and what others have named is in it.
+/// Why a command ends, escaped for a terminal: the text may come from a daemon, and may hold names
+/// that other users have chosen.
 fn said(message: &str) -> String {
     let lines: Vec<_> = message.split('\n').map(log::shown).collect();
     format!("manyring: {}\n", lines.join("\n"))
 }
 
-/// Ends where the command line was not understood, or asked for help or the version. `message`: one
+/// Ends a program whose command line was wrong, or asked for help or the version. `message`: one
 /// line that says more than the error does, where there is one.
 pub fn explain(error: &clap::Error, message: Option<String>) -> ExitCode {
     let styled = |is_terminal: bool| {

@@ -10,8 +10,8 @@ pub fn with_interface(view: &DeviceView) -> Option<&Arc<dyn NetSide>> {
     view.side.as_net().filter(|device| device.port().interface().is_some())
 }
 
-/// Has the device of `view` look after its interface, until the result is dropped. A device that
-/// `is_late` may have missed reports that came after its port was opened.
+/// Has the device of `view` look after its interface, until the result is dropped. `is_late`: the
+/// device may have missed reports since its port was opened, so the interface is checked at once.
 pub fn look_after(view: &DeviceView, is_late: bool) -> JoinSet<()> {
     let mut tasks = JoinSet::new();
     if let Some(device) = with_interface(view).cloned() {

@@ -16,8 +16,8 @@ pub struct Used {
 }
 
 impl Used {
-    /// Reads what the process uses whose `/proc/self/stat` this is; zeroes if it is gone. The
-    /// kernel takes no lock for it that the process may hold.
+    /// Reads the usage of the process that this `/proc/self/stat` belongs to; zeroes if the
+    /// process is gone. The kernel takes no lock for this read that the process may hold.
     pub(crate) fn of(stat: &fs::File) -> Self {
         let mut text = [0; 1024];
         let read = stat.read_at(&mut text, 0).unwrap_or(0);

@@ -41,7 +41,7 @@ pub fn reap(child: Child) -> Status {
     let mut children = lock();
     children.all.push((child, reaped));
     if !children.has_thread {
-        // Without a thread the child is reaped with a later one.
+        // If no thread can start now, a later call starts one, which reaps this child, too.
         let thread = std::thread::Builder::new().name("reaper".to_owned());
         children.has_thread = thread.spawn(work).is_ok();
     }
@@ -71,7 +71,7 @@ fn work() {
         let mut children = if pending.is_empty() {
             CAME.wait_while(children, has_none).unwrap_or_else(PoisonError::into_inner)
         } else {
-            // One that has not ended, or that a debugger has, is tried again.
+            // Tries children again that have not ended, or that a debugger traces.
             let waited = CAME.wait_timeout_while(children, REAP_RETRY, has_none);
             waited.unwrap_or_else(PoisonError::into_inner).0
         };

@@ -1,4 +1,5 @@
-//! The service manager above us: what it is told, what it hands in, what it keeps for us.
+//! The service manager above us: the messages that it gets, and the sockets that it hands in and
+//! keeps.
 //!
 //! ```text
 //! it tells us, in the environment:  NOTIFY_SOCKET, WATCHDOG_USEC, LISTEN_FDS and LISTEN_FDNAMES,
@@ -7,8 +8,9 @@
 //!                                   another process takes over; and each socket that we listen on
 //!                                   (FDSTORE), which outlives us there
 //! ```
-//! A thread sends: a manager that does not read must not hold the control thread up. Its socket is
-//! opened once, since front-ends may have taken every other descriptor when the watchdog is due.
+//! A thread of its own sends the messages: a manager that does not read must not hold the control
+//! thread up. The manager's socket is opened once, since front-ends may have taken every other
+//! descriptor when the watchdog is due.
 
 mod notify;
 mod sockets;
@@ -31,30 +33,32 @@ use std::time::Duration;
 #[derive(Debug)]
 pub struct Service {
     manager: Option<Manager>,
-    /// It keeps sockets for us.
+    /// True if the manager keeps sockets for the next process.
     keeps: bool,
     /// The descriptors that the manager has handed in and nobody has taken yet.
     handed: Mutex<Vec<Handed>>,
-    /// Those of them that the configuration has no use for, until this process is the main one.
+    /// Handed-in descriptors that the configuration does not use. They are closed when this
+    /// process becomes the main one.
     unused: Mutex<Vec<Handed>>,
-    /// How many of them this process listens at.
+    /// Number of handed-in sockets that this process has begun to listen at, and not logged yet.
     taken_over: AtomicUsize,
     /// The sockets that listen, under the names by which another process gets them.
     listening: Mutex<BTreeMap<String, Listening>>,
-    /// Dropped when this process is the one that the manager hears.
+    /// Dropped when this process becomes the main one: the manager gets its messages from then on.
     is_heard: Mutex<Option<SyncSender<()>>>,
-    /// The process is about to end, and whoever comes next goes on with its sockets.
+    /// True when the process is about to end and the manager keeps its sockets for the next one.
     is_ending: Arc<AtomicBool>,
-    /// This process is not the main one yet. If it ends, whoever has handed a socket in goes on
-    /// with it, under its name.
+    /// True while this process is not the main one. If it ends then, the process that handed the
+    /// sockets in goes on with them, so their names stay.
     is_candidate: Arc<AtomicBool>,
-    /// Longest time between two signs of life.
+    /// The longest time between two messages of the watchdog.
     watchdog: Option<Duration>,
 }
 
 impl Service {
-    /// Reads the environment, and takes the sockets over that were handed in, but for those whose
-    /// numbers the configuration names itself. The manager hears nothing before `is_main`.
+    /// Reads the environment, and adopts the sockets that were handed in, except those whose
+    /// numbers the configuration itself names (`named`). The manager gets no message before
+    /// [`Self::is_main`].
     pub fn from_environment(named: &[i32]) -> Arc<Self> {
         let (is_heard, hears) = sync_channel(0);
         let path = std::env::var_os("NOTIFY_SOCKET");
@@ -83,40 +87,42 @@ impl Service {
         self.manager.is_some()
     }
 
-    /// The manager hears this process from now on: it is the service's main one. What it was handed
-    /// and has no use for is removed.
+    /// Makes this process the service's main one: the manager gets its messages from now on.
+    /// Closes the handed-in sockets that are not used, and removes their names.
     pub async fn is_main(&self) {
         self.is_candidate.store(false, Ordering::Relaxed);
         drop(self.is_heard.lock().unwrap_or_else(PoisonError::into_inner).take());
         self.remove_unused().await;
     }
 
-    /// Tells that another process is the service's main one, and waits until that is told.
+    /// Tells the manager that another process is the service's main one; returns when that is
+    /// sent.
     pub fn succeeded_by(&self, pid: u32) {
         if let Some(manager) = &self.manager {
             manager.tell_at_once(format!("MAINPID={pid}\n"));
         }
     }
 
-    /// Tells what is done, or why something was not done.
+    /// Sends a status: what the process does, or why something was not done.
     pub fn status(&self, status: &str) {
         self.tell(format!("STATUS={}\n", one_line(status)));
     }
 
-    /// Tells that all sockets listen that can, or that a reload has ended.
+    /// Tells the manager that all sockets listen that can, or that a reload has ended.
     pub fn ready(&self, status: &str) {
         self.log_taken_over();
         self.tell(format!("READY=1\nSTATUS={}\n", one_line(status)));
     }
 
-    /// Tells that the configuration is read again.
+    /// Tells the manager that the configuration is being read again.
     pub fn reloading(&self) {
         let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
         let us = Duration::try_from(now).unwrap_or_default().as_micros();
         self.tell(format!("RELOADING=1\nMONOTONIC_USEC={us}\n"));
     }
 
-    /// Tells that the process ends. From here on the names of sockets stay that the manager keeps.
+    /// Tells the manager that the process ends. From now on the names of the sockets that the
+    /// manager keeps are not removed.
     pub fn stopping(&self) {
         self.is_ending.store(self.keeps, Ordering::Relaxed);
         self.tell("STOPPING=1\nSTATUS=stopping\n".to_owned());
@@ -139,8 +145,8 @@ fn one_line(text: &str) -> String {
     text.replace('\n', " ")
 }
 
-/// True if standard error is the journal's: it has the time of each line itself, and takes the
-/// priority of a line from its head (sd-daemon(3)).
+/// True if standard error is a stream of systemd's journal, which adds the time of each line
+/// itself and takes the priority of a line from its head (sd-daemon(3)).
 pub(crate) fn is_journal() -> bool {
     let Ok(found) = rustix::fs::fstat(rustix::stdio::stderr()) else { return false };
     let told = std::env::var_os("JOURNAL_STREAM");

@@ -19,8 +19,8 @@ fn handled(which: Signal) -> Result<unix::Signal, String> {
         .map_err(|error| format!("cannot handle signal {}: {error}", which.as_raw()))
 }
 
-/// From here on the signals of `OUTLIVED` end nothing; each that comes is said. A process with a
-/// configuration file (`is_asked`) gets SIGHUP, to read it, and SIGUSR2, to be taken over.
+/// From here on the signals of `OUTLIVED` do not end the process; each one is logged. A process
+/// with a configuration file (`is_asked`) gets SIGHUP, to read it, and SIGUSR2, to be taken over.
 pub fn outlive(is_asked: bool) -> Result<Option<[unix::Signal; 2]>, String> {
     let asks = || Ok::<_, String>([handled(Signal::HUP)?, handled(Signal::USR2)?]);
     let asks = is_asked.then(asks).transpose()?;
@@ -46,7 +46,8 @@ pub struct Ends {
 }
 
 impl Ends {
-    /// From here on they are only told: whoever calls this must wait for them.
+    /// From here on SIGTERM and SIGINT do not end the process by themselves: the caller waits for
+    /// them.
     pub fn new() -> Result<Self, String> {
         Ok(Self { terminate: handled(Signal::TERM)?, interrupt: handled(Signal::INT)? })
     }

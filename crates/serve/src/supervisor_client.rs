@@ -82,7 +82,7 @@ impl SupervisorClient {
 }
 
 impl SupervisorClient {
-    /// Has the image locked for the rings that start, or unlocked.
+    /// Has the supervisor lock the image for rings that start, or unlock it.
     pub(super) fn lock(&self, is_held: bool) -> Result<(), Errno> {
         self.ask(PrivilegedRequest::Lock { is_held })
     }
@@ -138,7 +138,8 @@ impl Unanswered {
         self.next
     }
 
-    /// The device is about to stop: its disk waits for no connection any more.
+    /// Drops the requests of a device for connections: it is about to stop, and no thread of its
+    /// disk shall wait for the answers.
     pub(super) fn connects_no_more(&mut self, device: &str) {
         self.waiting.retain(|_, waiting| waiting.connects.as_deref() != Some(device));
     }

@@ -17,7 +17,7 @@ use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 /// Size of the file in bytes: a length of 8 bytes, and that many bytes of JSON.
 const SIZE: usize = 256 << 10;
 const HEAD: usize = size_of::<u64>();
-/// Most workers of a device process that are shown, and the number that none of them reaches.
+/// Most workers of a device process that are shown; each has a number below this.
 const WORKERS_MAX: usize = 1024;
 /// Most stuck threads of a device process that are shown.
 const STUCK_MAX: usize = 64;
@@ -63,7 +63,7 @@ impl Threads {
         self.file.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The process has ended: nothing of it is shown any more.
+    /// Removes the file, since the process has ended: no further state is read.
     pub fn end(&self) {
         *self.file() = None;
     }
@@ -146,7 +146,7 @@ pub(super) fn write(file: impl AsFd, pool: &Pool) {
         text.filter(|text| text.len() <= SIZE - HEAD)
     };
     let Some(text) = text(&workers).or_else(|| {
-        // The histograms are most of the file.
+        // Leave the histograms out, which are most of the text.
         workers.workers.iter_mut().for_each(|worker| worker.pause_ns = Summary::default());
         text(&workers)
     }) else {

@@ -17,7 +17,7 @@ pub struct DeviceView {
     pub origin: &'static str,
     /// The trust domain whose device process serves it.
     pub process: Option<String>,
-    /// A child of this supervisor reads its image.
+    /// True if a helper process of this supervisor reads its image.
     pub has_helper: bool,
 }
 

@@ -107,12 +107,12 @@ pub struct WorkerInfo {
 }
 
 impl Summary {
-    /// Of a histogram.
+    /// Summarizes a histogram.
     pub fn of(histogram: &Histogram) -> Self {
         Self::new(histogram.filled().collect(), histogram.sum())
     }
 
-    /// Of filled buckets, in the order of their largest values, and the sum of what they counted.
+    /// Summarizes filled buckets, in the order of their largest values. `sum`: that of all values.
     pub fn new(buckets: Vec<(u64, u64)>, sum: u64) -> Self {
         let count = buckets.iter().map(|b| b.1).sum();
         let percentile = |percent: u64| {
@@ -141,10 +141,10 @@ impl Summary {
 }
 
 impl Workers {
-    /// Those of this process.
+    /// The workers and the stuck threads of this process.
     pub fn of(pool: &Pool) -> Self {
         let views = pool.views().into_iter().enumerate();
-        // Those that have never run have nothing to say.
+        // Workers that have never run are not shown.
         let has_run = |view: &WorkerView| view.thread_id.is_some() || view.ran_ns() > 0;
         let workers = views.filter(|(_, view)| has_run(view)).map(|(index, view)| WorkerInfo {
             process: String::new(),

@@ -39,7 +39,7 @@ impl Visit for Words<'_> {
 
 impl Words<'_> {
     fn put(&mut self, name: &str, value: &str, is_quoted: bool) {
-        // Lines of other crates say with fields of these names where they come from.
+        // Fields of these names say from which crate and file a line of another crate comes.
         if name.starts_with("log.") || self.written.is_err() {
             return;
         }

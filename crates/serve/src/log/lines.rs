@@ -50,7 +50,7 @@ impl Lines {
         Self { state: Mutex::new(state), filled: Condvar::new(), drained: Condvar::new() }
     }
 
-    /// Says how the count of lost lines is to be written.
+    /// Sets the format in which the count of lost lines is written.
     pub(super) fn set_format(&self, format: LogFormat) {
         self.state().format = format;
     }
@@ -188,7 +188,7 @@ impl Stderr {
         let stderr = rustix::stdio::stderr();
         match poll(&mut [PollFd::new(&stderr, PollFlags::OUT)], self.at_most.as_ref()) {
             Ok(0) => Err(io::ErrorKind::TimedOut.into()),
-            // A poll that fails says nothing: the write shows what is so.
+            // If `poll` fails, the write that follows reports the error.
             _ => Ok(()),
         }
     }
@@ -196,7 +196,7 @@ impl Stderr {
 
 impl Write for Stderr {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        // What a pipe that can be written to takes without a wait.
+        // Bytes that a writable pipe takes without blocking.
         const PIECE: usize = 4096;
         let mut piece = bytes;
         if self.at_most.is_some() {

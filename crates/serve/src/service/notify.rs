@@ -21,8 +21,8 @@ type Message = (String, Option<OwnedFd>, Option<SyncSender<()>>);
 pub(super) struct Manager(SyncSender<Message>);
 
 impl Manager {
-    /// Connects to its socket: a path, or `@` and an abstract name. `None`, and a line in the log,
-    /// if that cannot be done. It is told nothing before the other end of `hears` is dropped.
+    /// Connects to the manager's socket: a path, or `@` and an abstract name. `None`, and a line
+    /// in the log, if that fails. Nothing is sent before the other end of `hears` is dropped.
     pub(super) fn connect(path: &OsStr, hears: Receiver<()>) -> Option<Self> {
         let bytes = path.as_bytes();
         let address = match bytes.strip_prefix(b"@") {

@@ -1,10 +1,11 @@
-//! Sockets that the service manager hands in, by name, and those that it keeps for us.
+//! Sockets that the service manager hands in, by name, and those that it keeps for the next
+//! process.
 //!
 //! A socket that listens is given to the manager under `s.DEVICE.ID` (`c.KEY.ID` for a control
-//! socket), where `ID` is device and inode of its name. The next process takes it if its path still
-//! has that identity and the rights that the configuration says: who connects in between waits in
-//! the backlog. Any other socket belongs to the device or control socket whose name it bears
-//! (`FileDescriptorName=`), or whose path it is bound to; its path is the manager's to remove.
+//! socket), where `ID` is device and inode of its name. The next process takes the socket if its
+//! path still has that identity and the rights that the configuration says: clients that connect
+//! in between wait in the backlog. Any other socket is for the device or control socket whose name
+//! it bears (`FileDescriptorName=`), or whose path it is bound to; the manager removes its path.
 
 use super::{Service, identity};
 use crate::times::SOCKETS_REMOVE;
@@ -26,7 +27,7 @@ const FIRST: i32 = 3;
 pub(super) struct Handed {
     name: String,
     socket: OwnedFd,
-    /// Where its name is in the file system, if the process before this one has said so.
+    /// The path of its name, if the process before this one handed over the file of the name.
     path: Option<PathBuf>,
 }
 
@@ -49,12 +50,12 @@ pub(super) struct Listening {
     path: Option<PathBuf>,
 }
 
-/// Whose socket it is.
+/// What a socket is for.
 #[derive(Clone, Copy, Debug)]
 pub enum Whose<'a> {
-    /// That of the device of this name.
+    /// The device of this name.
     Device(&'a str),
-    /// The control socket of this key.
+    /// The control socket of this key of the configuration.
     Control(&'a str),
 }
 
@@ -65,7 +66,7 @@ impl Whose<'_> {
         }
     }
 
-    /// How the names begin under which the manager keeps it.
+    /// The prefix of the names under which the manager keeps such a socket.
     fn kept(&self) -> String {
         match self {
             Self::Device(name) => format!("s.{name}."),
@@ -74,7 +75,7 @@ impl Whose<'_> {
     }
 }
 
-/// Takes the sockets over that were handed in to this process.
+/// Adopts the sockets that were handed in to this process, except those in `named`.
 pub(super) fn handed(named: &[i32]) -> Vec<Handed> {
     let is_ours = super::number("LISTEN_PID") == Some(std::process::id().into());
     let count = super::number("LISTEN_FDS").filter(|_| is_ours);
@@ -99,7 +100,8 @@ pub(super) fn handed(named: &[i32]) -> Vec<Handed> {
     handed
 }
 
-/// A socket that the manager keeps as long as this lives, and after that only if the process ends.
+/// A socket that this process listens at. When this is dropped, the manager forgets the socket,
+/// unless the process is about to end.
 #[derive(Debug)]
 pub struct Kept {
     service: Arc<Service>,
@@ -120,13 +122,13 @@ impl Service {
         self.handed.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// True if a socket was handed in that can be had for this path.
+    /// True if a socket was handed in that fits this path.
     pub fn has(&self, whose: Whose<'_>, path: &Path, permissions: SocketPermissions) -> bool {
         self.handed().iter().any(|handed| handed.is_for(whose, path, permissions))
     }
 
-    /// Listens at a path: with the socket that was handed in for it, or with a new one. A thread
-    /// does that, since the folder can be on a host that does not answer.
+    /// Listens at a path: with the socket that was handed in for it, or with a new one. This is
+    /// done on another thread, since the folder can be on a host that does not answer.
     ///
     /// # Errors
     /// [`ListenError`].
@@ -196,7 +198,7 @@ impl Service {
     pub fn keep(self: &Arc<Self>, whose: Whose<'_>, listener: &mut Listener) -> Option<Kept> {
         let name = match listener.identity() {
             Some((device, inode)) => format!("{}{device:x}-{inode:x}", whose.kept()),
-            // Its path is the manager's.
+            // The manager created the socket and its path.
             None => whose.name().to_owned(),
         };
         let unkept = |error: &std::io::Error| {
@@ -223,7 +225,7 @@ impl Service {
     pub async fn hand_in(&self, sockets: Vec<HandedSocket>) {
         let (sockets, files): (Vec<_>, Vec<_>) =
             sockets.into_iter().map(|handed| ((handed.name, handed.socket), handed.file)).unzip();
-        // The kernel knows by which path a file is reached now. It tells that in /proc.
+        // The path may have changed since: /proc shows the present path of a file.
         let path = |file: Option<OwnedFd>| file.and_then(|file| crate::fds::path_of(&file));
         let paths = aside(move || files.into_iter().map(path).collect::<Vec<_>>());
         let paths = tokio::time::timeout(SOCKETS_REMOVE, paths).await.ok().flatten();
@@ -287,8 +289,8 @@ impl Service {
         self.unused.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Closes the sockets that were handed in and have no use here, and removes their names:
-    /// whoever connected would wait for nobody. The process that has handed them in serves no more.
+    /// Closes the handed-in sockets that are not used here, and removes their names: a client that
+    /// connects would never be served, since the process that handed them in serves no more.
     pub(super) async fn remove_unused(&self) {
         let unused = std::mem::take(&mut *self.unused());
         if unused.is_empty() {
@@ -309,8 +311,8 @@ impl Service {
 }
 
 impl Handed {
-    /// Removes its name, if that is still the name of this socket: the path. Only a name that an
-    /// earlier process of this program has made is removed. May block.
+    /// Removes the socket's name, and returns the path. Only a name that is still this socket's,
+    /// and that an earlier process of this program has created, is removed. May block.
     fn remove(&self) -> Option<PathBuf> {
         let (_, id) = self.name.rsplit_once('.')?;
         let (device, inode) = id.split_once('-')?;

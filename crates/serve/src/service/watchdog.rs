@@ -1,16 +1,17 @@
-//! The watchdog: a sign of life only while every worker goes on or sleeps.
+//! The watchdog: a message to the manager, only while every worker goes on or sleeps.
 
 use super::Service;
 use manyring_engine::{Pool, Pulse};
 use std::sync::Arc;
 
-/// Looks in the time after which the manager takes us for dead.
+/// Number of looks at the workers within the manager's limit.
 const LOOKS: u32 = 4;
 
-/// Feeds the watchdog for ever, from the control thread: if that hangs, nobody does.
+/// Feeds the watchdog for ever, from the control thread: if that thread hangs, no message is sent.
 ///
-/// One look finds a worker that has been in the same round since the look before. It costs nothing
-/// if the worker has come back at the next one; if it stays, the manager restarts the process.
+/// A look finds a worker that is still in the same round as at the look before, and sends no
+/// message then. If the worker has gone on at the next look, nothing happens; else the manager
+/// restarts the process.
 pub async fn feed(service: &Service, pool: &Arc<Pool>) {
     let Some(limit) = service.watchdog else { return std::future::pending().await };
     let mut before = Vec::new();
