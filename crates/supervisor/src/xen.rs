@@ -332,7 +332,7 @@ struct Disks {
     /// `None`: the disks were not read yet since the last connection to xenstore.
     there: Option<HashSet<DeviceId>>,
     tasks: JoinSet<DeviceId>,
-    /// Disks that have a task, also those that are there no more.
+    /// Disks that have a task, also disks that xenstore no longer has.
     running: HashMap<DeviceId, Serving>,
 }
 

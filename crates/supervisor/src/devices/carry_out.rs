@@ -227,6 +227,7 @@ impl DeviceManager {
             true => Ok(()),
             false => leaving.iter().try_for_each(|device| manager.unused(device, removes)),
         };
+        // Refuse before anything is changed or opened.
         unused(self)?;
         let (late, early): (Vec<_>, Vec<_>) = coming
             .into_iter()

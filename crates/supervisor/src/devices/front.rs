@@ -116,7 +116,7 @@ impl Shared {
         let of = |name: &str| plan.wanted().find(|wanted| wanted.plan().name == name);
         let has_front = |wanted: Wanted| wanted.domain(self.domains).is_some();
         self.processes.keep_adopted_sessions(|name| of(name).is_some_and(has_front)).await;
-        // This closes the queues of taps that no device of this process takes over.
+        // Queues of taps that no device of this process takes over are closed here.
         let takes = |wanted: Wanted| match wanted {
             Wanted::Blk(_) => true,
             Wanted::Net(net) => net.port.kind().are_queues_left,

@@ -101,8 +101,8 @@ impl Kept {
                 kept.retain(|_, value| !value.is_null());
             }
         }
-        // Keep the user who created the device, not the one who patches it: the files that the
-        // device names are checked against the rights of the former.
+        // Keep the user who created the device, not the user who patches it: the files are checked
+        // against the rights of the user who named them.
         let text = Some((record.device.to_string(), record.uid));
         Some(Keep { name: name.to_owned(), text })
     }

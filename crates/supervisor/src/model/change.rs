@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::{mpsc, oneshot};
 
-/// Changes that can wait for the one before them.
+/// Most changes that wait while another change is carried out.
 const CHANGES_MAX: usize = 16;
 
 /// Keys of a device and their values, as in a request.

@@ -42,7 +42,8 @@ pub struct Waiting {
     pub socket: String,
     /// The key of the configuration that names what is missing.
     pub key: &'static str,
-    /// One sentence that says who holds it, as far as the system tells, or what is wrong.
+    /// One sentence: which process holds the missing resource, as far as the system tells, or what
+    /// is wrong.
     pub reason: String,
     /// True if no other process is the cause: something is wrong. The device is retried all the
     /// same.

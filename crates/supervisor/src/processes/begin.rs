@@ -31,7 +31,8 @@ use tokio::time::Instant;
 /// Most warm processes that are started before a takeover. Further device processes start when they
 /// are needed.
 const SPARES_MAX: usize = 64;
-/// Bytes of its log that a process writes ahead. One that polls first has a quarter of them.
+/// Size in bytes of the socket to which a process writes its log. A process that polls before it
+/// writes can fill a quarter of the socket only.
 const STDERR_SIZE: usize = 512 << 10;
 
 /// A process that was started.
@@ -136,7 +137,7 @@ pub(super) async fn warm_processes(arguments: Arc<[OsString]>, count: usize) {
 /// be.
 ///
 /// # Errors
-/// The system has no thread now. It may have one later.
+/// The system cannot start a thread now. A later call tries again.
 fn orders() -> io::Result<mpsc::Sender<Order>> {
     static ORDERS: Mutex<Option<mpsc::Sender<Order>>> = Mutex::new(None);
     let mut kept = ORDERS.lock().unwrap_or_else(PoisonError::into_inner);
@@ -154,7 +155,7 @@ fn orders() -> io::Result<mpsc::Sender<Order>> {
 
 #[derive(Default)]
 struct Starter {
-    /// Warm processes. Those for Xen guests have other arguments.
+    /// Warm processes. The warm processes for Xen guests have other arguments.
     warm_processes: Vec<WarmProcess>,
     /// The arguments of the next warm process, if one is wanted and not there yet.
     wanted: Option<Arc<[OsString]>>,
@@ -228,8 +229,8 @@ impl Starter {
     }
 }
 
-/// Starts a process. Its standard input is its end of the channel: the process ends when the
-/// channel does.
+/// Starts a device process. Its standard input is its end of the channel; the process ends when
+/// the supervisor closes the other end.
 fn spawn(arguments: &[OsString]) -> io::Result<Spawned> {
     let (ours, theirs) = pair()?;
     let (stderr, writes) = byte_stream::pair(STDERR_SIZE)?;

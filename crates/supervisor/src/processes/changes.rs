@@ -53,7 +53,8 @@ impl Processes {
         self.changes.lock.clone().read_owned().await
     }
 
-    /// As `change`; `None`: another supervisor takes over.
+    /// Locks for a change as `change` does, without waiting. `None`: another supervisor takes
+    /// over.
     pub fn change_now(&self) -> Option<OwnedRwLockReadGuard<()>> {
         self.changes.lock.clone().try_read_owned().ok()
     }

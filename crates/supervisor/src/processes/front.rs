@@ -217,7 +217,7 @@ enum Next {
     Asked(Asked),
 }
 
-/// What a device process gets to serve a device: its spec and file descriptors.
+/// The spec and the file descriptors that a device process gets to serve a device.
 struct DeviceGrant {
     spec: DeviceSpec,
     port: Option<PortFacts>,

@@ -235,6 +235,8 @@ impl JournalStore {
         let room = self.reserve.room(fds.len(), surplus).filter(|_| !has_xdp);
         let has_room = room.is_some();
         let mut room = room.unwrap_or(FdRoom::none());
+        // Before any check: the janitor closes the descriptors, even those of a report that is
+        // refused.
         let fds: Vec<_> = fds.into_iter().map(|fd| self.adopt(fd, &mut room)).collect();
         if fds.len() > ENTRY_FDS_MAX || fds.is_empty() == name.is_some() {
             return Err(format!("{} descriptors of a session named {name:?}", fds.len()));

@@ -1,6 +1,6 @@
 //! Limits per second of devices in device processes, as the operator set them. A device process
-//! counts the work of its devices. It counts a group alone if all devices of the group are in it,
-//! and else by a lease (`leases.rs`).
+//! counts the work of its devices against their limits. If all devices of a group are in one
+//! process, that process counts for the group; if not, each process has a lease (`leases.rs`).
 
 use super::Processes;
 use manyring_config::plan::{GroupPlan, LimitPlan};

@@ -156,6 +156,7 @@ impl Measured {
         if let Ok(channel) = channel {
             self.janitor.dispose(channel.into_socket());
         }
+        // The caller does not wait for the end of the process, which may take the kernel long.
         tell(found);
         let ended = watched(pidfd, Interest::READABLE);
         if let Ok(ended) = &ended

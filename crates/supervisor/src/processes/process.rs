@@ -40,7 +40,7 @@ const ORDERS_MAX: usize = 64;
 /// Most reports that are read of a process that has ended: more than a socket holds.
 const LAST_MESSAGES_MAX: usize = 4096;
 
-/// One process.
+/// A device process and its channel.
 #[derive(Debug)]
 pub(super) struct DeviceProcess {
     name: String,
@@ -73,7 +73,7 @@ struct Device {
     removed: Option<oneshot::Sender<()>>,
 }
 
-/// The process takes no more commands: it ends, or does not read them.
+/// The process is ending, or does not read its commands.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Unresponsive;
 
@@ -120,7 +120,7 @@ impl DeviceProcess {
         *self.state.borrow()
     }
 
-    /// Its domain.
+    /// The domain of the process.
     pub(super) fn name(&self) -> &str {
         &self.name
     }

@@ -34,7 +34,7 @@ use std::time::Duration;
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep, timeout};
 
-/// Queues of a tap that one message hands to the next supervisor.
+/// Most queues of a tap that one message hands to the next supervisor.
 const QUEUES_MAX: usize = 64;
 
 /// The file descriptors by which a device process serves `queues` queues of a disk, and the
@@ -233,8 +233,8 @@ impl RequestServer {
         let (disk, marks) = (host.disk().clone(), self.marks);
         let ended = aside(move || {
             let ending = marks.as_deref().map(Marks::end);
-            // A device process that died has not released the lock that goes with its rings. Its
-            // requests in flight are marked, and still keep others from the image.
+            // A device process that died has not released the lock that it held while its rings
+            // ran. Its requests in flight have marks, which keep other processes from the image.
             disk.release();
             // The next supervisor, which holds the lock together with this one, releases it after
             // this.

@@ -1,4 +1,4 @@
-//! What is shown of device processes: workers, domains and processes.
+//! The state of device processes, as the API shows it: workers, domains and processes.
 
 use super::process::DeviceProcess;
 use super::{Processes, Serving};
@@ -43,8 +43,8 @@ impl Processes {
         all
     }
 
-    /// The domain of a device. For a device whose domain is that of whoever connects: the domain of
-    /// the device process that has it, if there is one.
+    /// The domain of a device. If each user who connects is a domain (`ANY_USER`): the domain of
+    /// the device process that has the device, if there is one.
     pub fn now_of(&self, device: &str, domain: String) -> String {
         if domain != ANY_USER {
             return domain;

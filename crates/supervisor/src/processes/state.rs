@@ -6,7 +6,7 @@ pub(super) enum State {
     Starting,
     Serving,
     Ending,
-    /// It was killed, and the kernel does not end it.
+    /// The process was killed, and the kernel does not end it.
     Stuck,
     Ended,
 }

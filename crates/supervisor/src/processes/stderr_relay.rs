@@ -84,8 +84,8 @@ impl StderrRelay {
 pub(super) struct Following(JoinHandle<()>);
 
 impl Following {
-    /// The process has ended: relays its last lines, and closes the socket, whoever else has
-    /// the other end.
+    /// Relays the last lines of a process that has ended, and closes the socket, even if another
+    /// process still has its other end.
     pub(super) async fn end(mut self) {
         if timeout(LAST_LINES, &mut self.0).await.is_err() {
             self.0.abort();

@@ -142,7 +142,7 @@ impl Processes {
         self.lock().remove(&domain);
     }
 
-    /// Has the next device process of a switch follow the one that runs now.
+    /// Ends the device process of a switch; the next one is started with the present settings.
     pub(crate) fn restart_switch(&self, name: &str) {
         let process = self.lock().get(&domain_of_switch(name)).map(|kept| kept.process.clone());
         if let Some(process) = process {

@@ -286,6 +286,8 @@ impl XenHost {
         if let Some(opened) = &self.opened {
             opened.connected.send_replace(false);
             if let (Served::Apart(apart), Some(_)) = (&opened.served, &self.running) {
+                // Before `running` is dropped, which keeps the event channels of the process
+                // bound.
                 apart.stop().await;
             }
         }

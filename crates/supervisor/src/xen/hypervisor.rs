@@ -162,7 +162,7 @@ impl LentGrants {
     /// restricted to `domain`: the process can reach no other domain by it.
     ///
     /// # Errors
-    /// As for [`Hypervisor::bind`].
+    /// `EINVAL`: there is no such channel.
     pub(super) fn bind(&self, domain: u16, port: u32, inherited: bool) -> Result<LentBell, Errno> {
         patiently(inherited, || match &self.xen {
             None => {

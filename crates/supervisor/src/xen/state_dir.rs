@@ -188,7 +188,7 @@ impl StateDir {
         }
     }
 
-    /// Truncates a journal that is too long. Its ring is not served.
+    /// Truncates a journal that is too long. The ring of the journal is not served.
     pub(super) fn bound(&self, journal: &Held) {
         if self.fate(journal) == Fate::Grown {
             self.cut(journal);
@@ -214,7 +214,8 @@ impl StateDir {
         self.copy(journal).is_ok()
     }
 
-    /// Writes a journal that is gone into a new file under its name. Its ring is not served.
+    /// Writes a journal that is gone into a new file under its name. The ring of the journal is
+    /// not served.
     pub(super) fn restore(&self, journal: &Held) -> Result<(), StateDirError> {
         if self.fate(journal) != Fate::Gone {
             return Ok(());

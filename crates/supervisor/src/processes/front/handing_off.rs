@@ -25,6 +25,8 @@ impl Front<'_> {
         };
         let share = self.share(held).await;
         let _ = handoff_request.reply.send(share);
+        // A takeover that succeeds ends this process: only one that failed goes on behind this
+        // line.
         let _ = handoff_request.resumes.await;
         if let Some(port) = self.net().map(|net| net.port().clone()) {
             aside(move || port.keep()).await;
@@ -56,8 +58,9 @@ impl Front<'_> {
             .ok_or_else(|| "the lock of an image is not released".to_owned())
     }
 
-    /// `held`: a pidfd of the device process, if it has not ended. Its requests may be in flight:
-    /// the next supervisor waits for its end before it gives the image to a device process.
+    /// The messages that hand the device over. `held`: a pidfd of the device process, if the
+    /// process has not ended. Its requests may be in flight, so the next supervisor waits for its
+    /// end before it gives the image to a device process.
     async fn share(&mut self, held: Option<OwnedFd>) -> Result<DeviceHandoff, String> {
         // If the other supervisor fails, the next device process here waits for requests of former
         // device processes.

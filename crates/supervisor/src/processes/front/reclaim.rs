@@ -86,10 +86,11 @@ impl Front<'_> {
         Ok(())
     }
 
-    /// As [`Self::release`], for a device that goes. If another process has the image, it opened
-    /// the image while requests of a device process may have been in flight: these are nothing new
-    /// to it, and are not waited for. `process`, which had the device, may keep a description of
-    /// the image that no mark shows, so it ends: its other devices go on in the next one.
+    /// As [`Self::release`], for a device that is removed. If another process has locked the
+    /// image, that process opened the image while requests of a device process may have been in
+    /// flight, so this does not wait for such requests. `process`, which had the device, may keep
+    /// an open file of the image that no mark shows, so it is killed; its other devices go on in
+    /// the next device process.
     async fn release_at_end(
         &mut self,
         reads: bool,
@@ -177,9 +178,9 @@ impl Front<'_> {
         }
     }
 
-    /// Returns when nobody has sockets of the interface of a device that goes, or when `process`,
-    /// which had the device, has ended for them. Whoever has them then keeps the queues busy, so
-    /// the next device with this interface waits.
+    /// Returns when all sockets of the interface of a removed device are closed, or when
+    /// `process`, which had the device, was killed for keeping them. If another process still has
+    /// such a socket then, it keeps a queue busy, and the next device with this interface waits.
     async fn let_go_at_end(&mut self, process: Option<&DeviceProcess>) {
         let (Some(net), Some(process)) = (self.net().cloned(), process) else { return };
         self.attended().await;

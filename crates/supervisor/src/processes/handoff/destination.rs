@@ -159,6 +159,7 @@ impl Handoff {
                 }
                 HandoffMessage::SavedFds { named, .. } => kept.extend(by_name(named, fds.take())),
                 HandoffMessage::Client { device, domain } => {
+                    // The descriptors of a client precede the client.
                     let named = std::mem::take(&mut kept);
                     let mut fds = fds.take().into_iter();
                     let (Some(socket), journal) = (fds.next(), fds.next()) else { continue };

@@ -36,7 +36,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 enum Reply {
-    /// It has everything, and serves when the running supervisor has ended.
+    /// The next supervisor has opened everything, and serves when the running one has ended.
     Taken {},
 }
 

@@ -48,11 +48,11 @@ enum Process {
 /// How the supervisor ended its end of the channel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum End {
-    /// It read all messages, and serves nobody any more.
+    /// The supervisor read all messages, and serves nobody any more.
     Taken,
-    /// Its process ended without `GoesOn`.
+    /// The process of the supervisor ended without `GoesOn`.
     Died,
-    /// It keeps everything and goes on.
+    /// The supervisor keeps everything and goes on.
     GoesOn,
 }
 
@@ -89,7 +89,7 @@ impl Before {
     }
 }
 
-/// What a next supervisor does if its predecessor died before everything was handed over.
+/// The log text of a next supervisor whose predecessor died before everything was handed over.
 pub(super) const ANEW: &str = "starting anew; front-ends reconnect";
 /// Why a next supervisor ends if its predecessor was stopped.
 pub(super) const STOPPED: &str = "--takeover: the running daemon was stopped; start this one \

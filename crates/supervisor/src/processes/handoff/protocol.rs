@@ -29,9 +29,9 @@ pub enum HandoffMessage {
     Export {
         /// The device's name.
         device: String,
-        /// What the server was asked for.
+        /// The export that the server was asked for.
         target: NbdTarget,
-        /// Its answer, with the size of the last resize.
+        /// The answer of the server, with the size of the last resize.
         told: ExportSpec,
     },
     /// The queues of a tap, as file descriptors in the order of the pairs; the first of them, or
@@ -62,7 +62,7 @@ pub enum HandoffMessage {
     SavedFds {
         /// The device's name.
         device: String,
-        /// Their names, in the order of the descriptors.
+        /// The names of the descriptors, in the same order.
         named: Vec<NamedFds>,
     },
     /// A front-end: its socket, and the journal of its session if it is served.
@@ -84,7 +84,7 @@ pub enum HandoffMessage {
     Marked {
         /// The device's name.
         device: String,
-        /// Its offset in the image.
+        /// The offset of the byte in the image.
         byte: i64,
         /// The former device process could read the image, and not write to it.
         #[serde(default, skip_serializing_if = "std::ops::Not::not")]
@@ -122,21 +122,22 @@ pub(in crate::processes) struct AdoptedSession {
 pub(in crate::processes) struct LingeringIo {
     /// Processes, as pidfds.
     pub(in crate::processes) held: Vec<OwnedFd>,
-    /// Bytes of its image that are locked.
+    /// Bytes of the device's image that are locked.
     pub(in crate::processes) marks: Vec<Locked>,
-    /// Its descriptors, counted in the budget of front-ends.
+    /// The share of these descriptors in the budget of front-ends.
     pub(in crate::processes) part: Option<StandIns>,
 }
 
 impl LingeringIo {
-    /// Counts its descriptors. They have to stay, whether or not the budget has room for them.
+    /// Counts the descriptors in the budget of front-ends. They stay open even if the budget has
+    /// no room for them.
     pub(in crate::processes) fn count(&mut self) {
         let unmarked = self.marks.iter().map(|mark| mark.unmarked.len());
         let count = self.held.len() + unmarked.sum::<usize>();
         self.part = Some(StandIns::up_to(u32::try_from(count).unwrap_or(u32::MAX)));
     }
 
-    /// The messages that hand copies of them to another supervisor.
+    /// The messages that hand copies of these descriptors to another supervisor.
     ///
     /// # Errors
     /// The process may open no more files.
@@ -162,7 +163,7 @@ impl LingeringIo {
 #[derive(Debug)]
 pub(in crate::processes) struct Locked {
     pub(in crate::processes) byte: i64,
-    /// That device process could only read.
+    /// The device process could read the image, and not write to it.
     pub(in crate::processes) only_reads: bool,
     /// Copies of the open files of that process which still have to lock the byte.
     pub(in crate::processes) unmarked: Vec<OwnedFd>,

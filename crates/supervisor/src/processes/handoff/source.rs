@@ -107,6 +107,7 @@ impl Processes {
         let _alone = self.changes.takeover().await.map_err(|problem| refused(&problem))?;
         let shown = shown();
         self.can_hand_over(&shown, |_| true)?;
+        // From here on no device process starts, and each front waits for its handoff request.
         self.pauses.send_replace(true);
         *self.successor() = Some(channel.clone());
         let result = self.hand_off(&channel, service, shown.waits).await;
@@ -155,9 +156,9 @@ impl Processes {
     }
 
     /// Sends `GoesOn` to the supervisor that takes over, if there is one: this process goes on, or
-    /// was stopped. The next supervisor reads each message as it arrives, so the socket has room.
-    /// One that does not read misses this message; but it also lacks messages from before, and
-    /// serves nothing without them.
+    /// was stopped. A next supervisor reads each message as it arrives, so the socket has room. A
+    /// next supervisor that does not read misses this message; it also lacks earlier messages
+    /// then, and serves nothing.
     pub(crate) async fn tell_successor(&self) {
         let Some(channel) = self.successor().take() else { return };
         if let Ok(bytes) = message::emit(&HandoffMessage::GoesOn {}) {

@@ -137,7 +137,7 @@ impl DeviceProcess {
     }
 
     /// Returns when few enough descriptors of front-ends wait to be closed, or with the reason why
-    /// the process ends. Whoever ends the process does not wait for a front-end's descriptors.
+    /// the process ends. If the process is told to end, this does not wait for the descriptors.
     pub(super) async fn closed(&self, pidfd: &AsyncFd<OwnedFd>) -> Result<(), String> {
         let mut state = self.state.subscribe();
         tokio::select! {
