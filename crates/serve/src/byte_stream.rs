@@ -57,8 +57,8 @@ impl ByteStream {
     /// Reads without waiting; 0: every holder of the other end has closed it.
     ///
     /// # Errors
-    /// `WouldBlock`: nothing is there. `InvalidData`: the process has sent descriptors, and can
-    /// write no more.
+    /// `WouldBlock`: there are no bytes yet. `InvalidData`: the process has sent descriptors; the
+    /// stream has ended for that.
     pub fn read(&self, bytes: &mut [u8]) -> io::Result<usize> {
         let (count, brought, is_cut) = receive_into(self.as_fd(), bytes, &self.janitor)?;
         if is_cut || !brought.is_empty() {
@@ -101,7 +101,7 @@ impl Drop for ByteStream {
     }
 }
 
-/// Descriptors that arrived with a message. Those that nobody takes are closed by the janitor.
+/// Descriptors that arrived with a message. The janitor closes the descriptors that are not taken.
 #[derive(Debug)]
 pub struct Brought {
     fds: Vec<OwnedFd>,

@@ -85,7 +85,7 @@ impl Counts {
     /// Adds the counters of a device process that has ended to those of earlier processes.
     pub fn end(&self) {
         self.read();
-        // Its connections have ended with it.
+        // The connections of the process have ended with it.
         self.remote.iter().for_each(|remote| remote.show(Vec::new()));
         if let Some(port) = self.port() {
             let now = port.all().into_iter().map(|counter| counter.value).collect();

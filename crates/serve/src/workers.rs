@@ -169,7 +169,7 @@ impl Workers {
 }
 
 impl WorkerInfo {
-    /// Its number, behind the name of its device process if it is in one.
+    /// The number of the worker, behind the name of its device process if it is in one.
     pub fn name(&self) -> String {
         named(&self.process, self.index)
     }

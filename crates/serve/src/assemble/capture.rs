@@ -33,7 +33,7 @@ const STREAMS_MAX: usize = 4;
 /// Bytes that are read in one call, at most: the longest record fits.
 const BUFFER_SIZE: usize = RECORD_SIZE_MAX.next_power_of_two();
 
-/// Who writes the frames of a port to its capture file, if it has one.
+/// The writer of the capture file of a port, if the port has one.
 #[derive(Debug)]
 pub enum Capture {
     /// The port itself, in this process.
@@ -97,8 +97,8 @@ impl CaptureFile {
         Ok(Self { shared, file, janitor: Arc::new(Janitor::of(device)) })
     }
 
-    /// The end of a stream for the next device process. The stream of the one before it is closed
-    /// after what it holds. May block.
+    /// The end of a stream for the next device process. The stream of the former device process is
+    /// closed after the bytes that it holds. May block.
     ///
     /// # Errors
     /// The host has no socket.

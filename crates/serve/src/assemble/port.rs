@@ -86,7 +86,7 @@ pub(super) fn open(
 #[derive(Clone, Debug)]
 pub(crate) struct PortGrant {
     pub(crate) port: Arc<dyn Port>,
-    /// Its interface, if it has one.
+    /// The interface of the port, if the port has one.
     pub(crate) lent: Option<LentInterface>,
 }
 
@@ -300,7 +300,7 @@ fn mac(net: &NetPlan, demanded: Option<MacAddress>) -> MacAddress {
     }
 }
 
-/// The key that is wrong, if it is another than the one that names the port.
+/// The key that is to blame, unless that is the key that names the port.
 fn key_of(error: &TapError) -> Option<&'static str> {
     match error {
         TapError::Mtu(_) | TapError::MtuRefused { .. } | TapError::MtuLong { .. } => Some("mtu"),

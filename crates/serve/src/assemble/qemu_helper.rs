@@ -75,9 +75,9 @@ pub(super) struct HelperOptions {
     pub(super) format: &'static str,
     /// The image.
     pub(super) image: PathBuf,
-    /// It is read and written past the page cache.
+    /// True if the image is read and written past the page cache.
     pub(super) direct: bool,
-    /// It is only read.
+    /// True if the image is only read.
     pub(super) read_only: bool,
 }
 
@@ -335,7 +335,7 @@ fn listen(folder: &Path, socket: &Path) -> io::Result<(UnixListener, SocketName)
 struct Watch {
     options: HelperOptions,
     listener: UnixListener,
-    /// Its other end is closed when the helper is dropped.
+    /// A pipe, whose other end is closed when the helper is dropped.
     stopped: OwnedFd,
     ended: Arc<Ended>,
     monitor: Arc<Monitored>,

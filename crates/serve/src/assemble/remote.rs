@@ -191,7 +191,8 @@ fn measured(
     export_of(found).ok_or_else(|| JoinError::Disk("has an impossible disk".to_owned()))
 }
 
-/// The failure of the other process, as an error of this one. Its text may come from a server.
+/// The failure that the other process reported, as an error of this one. The text may come from a
+/// server, so it is escaped and cut.
 pub(crate) fn error_of(failure: NbdFailure) -> JoinError {
     let NbdFailure { text, is_limit, passes } = failure;
     let shown = |c: char| if c.is_control() { '?' } else { c };

@@ -86,7 +86,7 @@ impl SwitchHost {
         self.settings.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Its name in the configuration.
+    /// The name of the switch in the configuration.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -102,7 +102,7 @@ impl SwitchHost {
         self.settings().uplink.clone()
     }
 
-    /// True if the uplink of this plan is the one that the switch has.
+    /// True if the uplink of this plan is the present uplink of the switch.
     pub(super) fn has_uplink_of(&self, plan: &SwitchPlan) -> bool {
         let now = &self.settings().plan;
         (&now.uplink, now.uplink_kind) == (&plan.uplink, plan.uplink_kind)
@@ -131,7 +131,7 @@ impl SwitchHost {
         let mut watches = self.watches.lock().unwrap_or_else(PoisonError::into_inner);
         let mut now = self.settings();
         if interface(&now) != interface(&settings) {
-            // The interface that is replaced is watched no more.
+            // Stop watching the interface that is replaced.
             *watches = JoinSet::new();
         }
         std::mem::replace(&mut *now, settings)

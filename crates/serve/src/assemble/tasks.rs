@@ -25,7 +25,7 @@ pub struct Tasks {
 struct Running {
     number: u64,
     stop: watch::Sender<bool>,
-    /// Its sender is dropped when the task has ended.
+    /// Closed when the task has ended: the task holds the sender.
     ended: watch::Receiver<()>,
 }
 

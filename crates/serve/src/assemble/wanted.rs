@@ -49,9 +49,9 @@ pub struct Part {
 /// A device that is assembled.
 #[derive(Debug)]
 pub enum Made {
-    /// Its queues run in this process.
+    /// The queues of the device run in this process.
     Here(Here),
-    /// A device process serves it.
+    /// A device process serves the device.
     Owned(Part),
 }
 
@@ -150,7 +150,7 @@ impl Made {
 }
 
 impl Here {
-    /// A block device; people are shown how it can be reached, and who has asked for it.
+    /// A block device. `shown`: how the device can be reached, and who has asked for it.
     pub(crate) fn blk(
         options: BlkOptions,
         disk: Arc<dyn Disk>,

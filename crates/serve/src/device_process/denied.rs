@@ -10,8 +10,8 @@ use std::sync::OnceLock;
 use tokio::io::Interest;
 use tokio::time::sleep;
 
-/// Lines that are logged at once; after that one in each [`DENIED_LINE_EACH`]: a compromised device
-/// process must not fill the log.
+/// Lines that are logged at once. After these, one line is logged in each [`DENIED_LINE_EACH`], so
+/// that a compromised device process cannot fill the log.
 const LINES_MAX: u32 = 20;
 
 static EVENT: OnceLock<OwnedFd> = OnceLock::new();

@@ -21,7 +21,7 @@ use std::sync::Arc;
 pub(super) struct DeviceGrant {
     pub(super) port: Option<PortFacts>,
     pub(super) fds: Vec<OwnedFd>,
-    /// Its port on the switch of this process.
+    /// The port of the device on the switch of this process.
     pub(super) switched: Option<Arc<SwitchPort>>,
 }
 

@@ -20,7 +20,7 @@ use std::time::Duration;
 #[derive(Debug)]
 struct FromSupervisor {
     supervisor: SupervisorClient,
-    /// One request of a device at a time.
+    /// Locked during a request: the supervisor answers one request of a device at a time.
     turn: Mutex<()>,
 }
 

@@ -24,7 +24,7 @@ pub(super) struct Wanted {
 #[derive(Debug)]
 pub(super) struct ProcessNet {
     device: Arc<NetDevice>,
-    /// Its interface, if it has one.
+    /// The interface of its port, if the port has one.
     lent: Option<LentInterface>,
     wanted: watch::Sender<Wanted>,
     shown: Guest,

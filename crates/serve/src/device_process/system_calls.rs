@@ -205,7 +205,7 @@ fn rules(is_for_xen: bool) -> Result<BTreeMap<i64, Vec<SeccompRule>>, BackendErr
         (libc::SYS_prlimit64, vec![vec![(0, Eq, 0)]]),
         (libc::SYS_sched_setaffinity, vec![vec![(0, Eq, 0)]]),
         (libc::SYS_tgkill, vec![vec![(0, Eq, u64::from(std::process::id()))]]),
-        // As the handler of denied calls makes it.
+        // Only with the argument that the handler of denied calls sets.
         (libc::SYS_openat, vec![vec![(4, Eq, u64::from(denied::OPENED_BY_HANDLER))]]),
         (libc::SYS_socket, vec![SOCK_DIAG.to_vec()]),
         (libc::SYS_socketpair, vec![STREAMS.to_vec()]),

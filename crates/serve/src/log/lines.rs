@@ -86,6 +86,7 @@ impl Lines {
         let writing = |state: &mut State| state.writing;
         let waited = self.drained.wait_timeout_while(state, at_most, writing);
         let (mut state, waited) = waited.unwrap_or_else(PoisonError::into_inner);
+        // After a timeout the log's thread still writes a line: two writers would mix their bytes.
         if !waited.timed_out() {
             state.bytes = 0;
             let lines = std::mem::take(&mut state.waiting);

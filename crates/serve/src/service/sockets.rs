@@ -50,7 +50,7 @@ pub(super) struct Listening {
     path: Option<PathBuf>,
 }
 
-/// What a socket is for.
+/// The device or control socket that a socket belongs to.
 #[derive(Clone, Copy, Debug)]
 pub enum Whose<'a> {
     /// The device of this name.
