@@ -158,7 +158,7 @@ pub(crate) fn in_words(error: &dyn Error) -> String {
     text
 }
 
-/// How a device is served, and what its errors name.
+/// How a device is served, and the key that its errors name.
 #[derive(Debug)]
 pub struct Served {
     /// Where front-ends find the device.

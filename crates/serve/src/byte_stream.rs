@@ -29,9 +29,9 @@ pub struct ByteStream {
     janitor: Arc<Janitor>,
 }
 
-/// Two connected ends: the first one is for [`ByteStream::new`], the second one for the process,
-/// whose writes wait while about `size` bytes are unread. The kernel counts what it keeps beside
-/// the bytes, too, and a user who is not root may get less.
+/// Two connected ends. The first one is for [`ByteStream::new`]. The second one is for the
+/// process, whose writes block while about `size` bytes are unread. The kernel counts its own
+/// overhead, too, and a user who is not root may get less.
 ///
 /// # Errors
 /// The host has no socket.

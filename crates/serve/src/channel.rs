@@ -112,7 +112,7 @@ impl Channel {
         }
     }
 
-    /// True if the peer closed the channel, whatever is left to read.
+    /// True if the peer closed the channel, even if messages are left to read.
     pub fn is_alone(&self) -> bool {
         use rustix::event::{PollFd, PollFlags, Timespec, poll};
         let mut fds = [PollFd::new(self.socket.get_ref(), PollFlags::empty())];

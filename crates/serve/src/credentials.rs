@@ -1,6 +1,6 @@
-//! Certificates and a key on their way to a device process, as bytes in a file in memory: the texts
-//! of the four files of `manyring_nbd::Credentials` as JSON. A list of authorities alone can be
-//! longer than a message. No path goes with them.
+//! Certificates and a key for a device process, in a memfd: the texts of the four files of
+//! `manyring_nbd::Credentials` as JSON. A list of authorities alone can be longer than a message.
+//! No path is sent with them.
 
 use manyring_nbd::{Connected, Credentials};
 use rustix::fd::OwnedFd;

@@ -70,8 +70,8 @@ pub(crate) fn path_of(fd: &OwnedFd) -> Option<PathBuf> {
     std::fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd())).ok()
 }
 
-/// The path of the name to which a unix socket is bound, whatever the name was when it was bound.
-/// `None`: the kernel tells that only a process with `CAP_NET_ADMIN`.
+/// The present path of the file to which a unix socket is bound, even if the file was renamed.
+/// `None`: the process has no `CAP_NET_ADMIN`, without which the kernel does not tell.
 pub(crate) fn path_of_socket(socket: &OwnedFd) -> Option<PathBuf> {
     // SAFETY: the request takes no argument, and returns a descriptor that nobody else owns.
     let file = unsafe { rustix::ioctl::ioctl(socket, UnixFile) };

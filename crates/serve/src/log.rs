@@ -116,7 +116,7 @@ pub fn now_serves() {
     SERVES.store(true, Ordering::Relaxed);
 }
 
-/// Waits until everything has been written, but not for ever.
+/// Waits until all lines are written, for [`LOG_FINISH`] at most.
 pub fn finish() {
     LINES.finish(LOG_FINISH);
 }
@@ -158,7 +158,7 @@ pub fn start(level: &str, format: LogFormat) -> Result<(), String> {
         .with_ansi(io::stderr().is_terminal())
         .with_writer(limited);
     match format {
-        // The journal has a time of its own for each line.
+        // The journal adds the time of each line.
         LogFormat::Text if JOURNAL.get() == Some(&true) => {
             builder.fmt_fields(fields::Fields).with_target(false).without_time().init();
         }

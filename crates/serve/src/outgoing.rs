@@ -1,4 +1,4 @@
-//! Commands on their way to a device process, with their file descriptors, and the names of some.
+//! Commands that are sent to a device process, with their file descriptors.
 
 use crate::channel::Channel;
 use crate::times::PROCESS_ANSWER;

@@ -6,7 +6,7 @@ use std::fmt;
 use std::io::{self, ErrorKind, IsTerminal, Write};
 use std::process::ExitCode;
 
-/// Why a command has not done what it was asked for.
+/// Why a command failed.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Failure {
     /// The command line or the configuration is wrong: status 2.

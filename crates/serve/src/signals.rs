@@ -1,4 +1,4 @@
-//! Signals: those that end the process in good order, and those that must not end it.
+//! Signals: SIGTERM and SIGINT end the process in good order; others must not end it.
 
 use rustix::process::Signal;
 use tokio::signal::unix::{self, SignalKind, signal};

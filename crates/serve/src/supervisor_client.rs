@@ -44,9 +44,9 @@ pub(super) struct SupervisorClient {
 }
 
 impl SupervisorClient {
-    /// Sends a request, and waits for the answer. Never on the control thread. If the supervisor is
-    /// gone this returns success: the process ends, and the host has released what the supervisor
-    /// had.
+    /// Sends a request, and waits for the answer. Never on the control thread. If the supervisor
+    /// is gone, this returns success: the process ends anyway, and the kernel has released the
+    /// resources of the supervisor.
     fn ask(&self, request: PrivilegedRequest) -> Result<(), Errno> {
         match self.answer(request) {
             Some(Answer { error, .. }) if error != 0 => Err(Errno::from_raw_os_error(error)),

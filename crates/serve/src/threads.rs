@@ -38,7 +38,7 @@ pub struct Threads {
 }
 
 impl Threads {
-    /// With an empty file. The device process gets a copy of its descriptor.
+    /// Makes an empty file. The device process gets a copy of the file's descriptor.
     pub fn open() -> Self {
         let (file, last, stat) = (sealed("threads", SIZE).ok(), Mutex::default(), OnceLock::new());
         Self { file: Mutex::new(file), last, stat }

@@ -1,5 +1,5 @@
-//! Every time of the daemon: what it bounds, and what happens when it is over. Times of a session
-//! or a queue are those of the crates that run them.
+//! Every time of the daemon. A comment says what the time bounds; "Over" says what happens when
+//! the time is over. Times of a session or a queue are in the crates that run them.
 
 use std::time::Duration;
 
@@ -85,8 +85,8 @@ pub const NBD_MEASURE: Duration = Duration::from_secs(10);
 /// What was captured of a device is written to its file when the device is handed over or goes.
 /// Over: the end of the capture is lost.
 pub const CAPTURE_SETTLE: Duration = Duration::from_secs(2);
-/// The connections of a device are shut when its device process has it no more. Over: a thread goes
-/// on with that, and the device goes on.
+/// The connections of a device are shut down when its device process no longer has the device.
+/// Over: a thread goes on with the shutdown, and the device does not wait for it.
 pub const NBD_SHUT: Duration = Duration::from_millis(500);
 /// A helper answers a command of its monitor. Over: the command fails, and the helper is replaced.
 pub const HELPER_MONITOR: Duration = Duration::from_secs(5);

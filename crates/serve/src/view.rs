@@ -1,5 +1,5 @@
-//! `DeviceView`: what is shown of a device, in whichever process its queues run
-//! (docs/design/0029).
+//! `DeviceView`: the part of a device that the API shows, in whichever process the device's queues
+//! run (docs/design/0029).
 
 use manyring_device::HostSide;
 use manyring_transport::vhost_user::Connected;

@@ -24,7 +24,7 @@ use std::process::{Command, Stdio};
 const ABI_MAX: ABI = ABI::V6;
 /// The program that says what an image names.
 const LOOKS: &str = "qemu-img";
-/// Where programs and their libraries are, and what the kernel says of itself.
+/// Folders of programs and libraries, and the files by which the kernel shows its state.
 const SHOWN: [&str; 13] = [
     "/usr",
     "/bin",

@@ -1,5 +1,5 @@
-//! Plan -> port: the host's side of a network device, and the address that goes with it. And spec
-//! -> port: in a device process.
+//! Plan -> port: opens the host's side of a network device, and chooses the MAC address of its
+//! guest. Spec -> port: opens it in a device process, on granted descriptors.
 
 use super::capture::{Capture, CaptureFile};
 use super::{AssembleError, Host};
@@ -141,7 +141,7 @@ impl PortGrant {
 }
 
 impl LentInterface {
-    /// Called when the interface is gone.
+    /// Notes that the interface is gone.
     pub(crate) fn lose(&self) {
         match self {
             Self::Tap(port) => port.lose(),
@@ -149,7 +149,7 @@ impl LentInterface {
         }
     }
 
-    /// Called with the queues of another interface, which the supervisor joined.
+    /// Replaces the queues by those of another interface, which the supervisor joined.
     ///
     /// # Errors
     /// `EINVAL`: another number of queues.

@@ -36,7 +36,7 @@ pub(super) struct Monitor {
     is_deleted: bool,
 }
 
-/// Why the child has not done what it was asked for.
+/// Why a command to the child failed.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum MonitorError {
     /// The child has answered with this error.

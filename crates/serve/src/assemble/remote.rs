@@ -21,7 +21,7 @@ use tokio::time::{Instant, sleep_until};
 
 /// Longest text of another process about a server, in characters.
 const TEXT_MAX: usize = 512;
-/// Connections that a disk may make at once, and have, beside one for each of its queues.
+/// Connections that a disk may make at once, and have open, in addition to one for each queue.
 const CONNECTS_MORE: u32 = 16;
 /// The size of a disk ends below this.
 const SIZE_END: u64 = 1 << 63;

@@ -23,7 +23,7 @@ pub enum Opened {
     Port(Arc<dyn Port>, MacAddress, Capture),
 }
 
-/// A device whose queues run in this process, and what is shown of it.
+/// A device whose queues run in this process, with the part of it that the API shows.
 #[derive(Debug)]
 pub struct Here {
     /// The device, for its sessions.
@@ -32,8 +32,8 @@ pub struct Here {
     pub view: DeviceView,
 }
 
-/// The supervisor's part of a device that a device process serves: the disk or the port, and what
-/// is shown. It has no queue, no worker and no session.
+/// The supervisor's part of a device that a device process serves: the disk or the port, and the
+/// part that the API shows. The supervisor has no queue, worker or session of the device.
 #[derive(Clone, Debug)]
 pub struct Part {
     /// The disk or the port.

@@ -29,7 +29,7 @@ pub fn begin(device: &XenBlkDevice, attachments: Vec<Attachment>) -> Begun {
     (queues, None)
 }
 
-/// Stops queues; returns when nothing of theirs is in use any more.
+/// Stops queues; returns when their rings, pages and event channels are no longer in use.
 pub async fn stop_all(queues: Vec<QueueHandle>) {
     let mut stops = JoinSet::new();
     for queue in queues {

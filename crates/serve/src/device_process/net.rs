@@ -73,8 +73,8 @@ impl ProcessNet {
 
     /// The guest's choices as a report; `None` if the supervisor knows them.
     pub(super) fn news(&mut self, name: &str) -> Option<Report> {
-        // The supervisor attaches the pairs of an interface, and does not know those of other
-        // ports.
+        // The supervisor attaches the pairs of an interface itself. Of other ports it does not
+        // know which pairs are attached.
         let pairs = self.lent.is_none().then(|| self.device.attached_pairs());
         let guest = Guest { pairs, ..self.device.guest() };
         if std::mem::replace(&mut self.shown, guest) == guest {

@@ -38,11 +38,11 @@ use std::sync::{Arc, Once, OnceLock};
 
 /// The option with which the device process of Xen guests is started.
 pub const XEN_OPTION: &str = "--xen";
-/// The option that gives the workers of a device process, where an operator has chosen more than
-/// the usual ones for queues of its devices.
+/// The option with the number of workers of a device process, for an operator who has chosen more
+/// workers than [`RINGS_USUAL`] for queues of its devices.
 const RINGS_OPTION: &str = "--rings=";
-/// Workers that a device process has at most, if no queue of its devices is to have a further one.
-/// Each has a ring of 220 KiB, which is made before the first device is known.
+/// Most workers of a device process without `RINGS_OPTION`. Each worker has an io_uring of 220
+/// KiB, which is made before the first device is known.
 const RINGS_USUAL: usize = 16;
 
 /// The number of rings that exist.
@@ -57,8 +57,8 @@ pub(super) fn workers_max(workers: usize) -> usize {
     }
 }
 
-/// The options of a device process, `usual` and one more if one of its devices has a queue that is
-/// to be served by the last of `workers` workers and that worker is none of the usual ones.
+/// The options of a device process that needs `workers` workers: `usual`, and the number of
+/// workers if it is above the usual one.
 #[must_use]
 pub fn arguments_for(usual: &Arc<[OsString]>, workers: usize) -> Arc<[OsString]> {
     if workers <= RINGS_USUAL {
@@ -68,7 +68,8 @@ pub fn arguments_for(usual: &Arc<[OsString]>, workers: usize) -> Arc<[OsString]>
     usual.iter().cloned().chain([rings]).collect()
 }
 
-/// True if a process with these options has only what every domain may need.
+/// True if these are options of any domain: a process that was started with them can serve each
+/// one.
 #[must_use]
 pub fn are_usual(arguments: &[OsString]) -> bool {
     !arguments.iter().filter_map(|argument| argument.to_str()).any(|a| a.starts_with(RINGS_OPTION))

@@ -89,7 +89,7 @@ pub enum Step {
     Keep {
         /// The name of the descriptors of the update.
         name: u64,
-        /// The names of those that are released.
+        /// The names of the descriptors that are released.
         release: Vec<u64>,
     },
     /// Stores the update in the memfd.
@@ -203,8 +203,8 @@ impl Written {
         self.writer.snapshot(state).map_err(|error| error.to_string())
     }
 
-    /// Stores a change. If that fails, the memfd says that the session is lost: the former state
-    /// would be that of another session.
+    /// Stores a change. If that fails, marks the session as lost in the memfd: the former state is
+    /// outdated, and must not be resumed.
     pub fn write(&mut self, change: &Change) -> Result<(), String> {
         let store = self.store(change);
         let written =

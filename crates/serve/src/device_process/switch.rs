@@ -137,7 +137,7 @@ impl ProcessSwitch {
         self.uplink.iter().for_each(|uplink| uplink.host.borrow().lose());
     }
 
-    /// Goes on with the queues of another interface, which the supervisor has joined.
+    /// Replaces the queues by those of another interface, which the supervisor has joined.
     ///
     /// # Errors
     /// `EINVAL`: there is no uplink, or the descriptors are not those of one queue.

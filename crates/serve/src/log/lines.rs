@@ -157,7 +157,7 @@ fn lost_lines(lost: u64, format: LogFormat) -> Vec<u8> {
     super::warning(format, &told).into_bytes()
 }
 
-/// Writes until nothing is left or a write fails; how many bytes were taken.
+/// Writes until nothing is left or a write fails; returns how many bytes were written.
 fn write_whole(out: &mut impl Write, text: &[u8]) -> usize {
     let mut taken = 0;
     while taken < text.len() {

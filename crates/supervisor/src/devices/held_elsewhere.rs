@@ -156,7 +156,7 @@ fn slow(wanted: &Wanted, served: Option<&Served>) -> AssembleError {
     }
 }
 
-/// The work that is left for a device after its first try.
+/// The state of a device after its first try: opened, or still to be opened.
 #[derive(Debug)]
 pub(super) enum Later {
     Opened(Opened),

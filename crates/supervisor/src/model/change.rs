@@ -1,4 +1,4 @@
-//! Changes while the process runs: what can be asked, and what is answered.
+//! Changes while the daemon runs: the requests and their answers.
 
 use super::Who;
 use manyring_config::diff::StepInfo;

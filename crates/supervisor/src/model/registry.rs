@@ -40,7 +40,7 @@ pub struct Waiting {
     pub kind: &'static str,
     /// How the device will be reached, for people.
     pub socket: String,
-    /// The key of the configuration that names what is missing.
+    /// The key of the configuration that names the missing resource.
     pub key: &'static str,
     /// One sentence: which process holds the missing resource, as far as the system tells, or what
     /// is wrong.

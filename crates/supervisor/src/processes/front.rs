@@ -454,8 +454,8 @@ impl Front<'_> {
             }
             () = self.processes.paused() => return Err(TAKEN_OVER.to_owned()),
         }
-        // Nothing is awaited between these two: whatever stops this front finds the device process
-        // that has the device, and takes the device back.
+        // Nothing is awaited between the two: if this front is stopped, it finds the process that
+        // has the device, and takes the device back.
         self.process = Some(process.clone());
         let Part { owned, remote, .. } = self.part.clone();
         let (process, marks) = (process.clone(), marks.map(Arc::new));

@@ -114,7 +114,7 @@ pub struct Processes {
     lingering_io: Arc<Mutex<HashMap<String, LingeringIo>>>,
 }
 
-/// The disks of a Xen's guests.
+/// A Xen whose guests' disks this supervisor serves.
 #[derive(Clone, Debug)]
 struct Xen {
     name: String,
@@ -366,10 +366,9 @@ impl Processes {
         self.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The device process of a domain, which is started if it does not run; waits for the end of
-    /// its predecessor as long as the kernel takes. One that runs with fewer workers than the
-    /// domain's devices need now is followed by another one. `None`: no device process may start
-    /// now.
+    /// Returns the device process of a domain, which is started if it does not run. Waits for the
+    /// end of its predecessor as long as the kernel takes. A process that runs with fewer workers
+    /// than the domain's devices need now is replaced. `None`: no device process may start now.
     async fn of(&self, domain: &str) -> Option<Arc<DeviceProcess>> {
         loop {
             let workers = self.workers_for(domain);

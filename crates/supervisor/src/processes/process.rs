@@ -78,8 +78,8 @@ struct Device {
 pub(super) struct Unresponsive;
 
 impl DeviceProcess {
-    /// Starts a process for a domain, which is that of a switch if there is one. Commands wait
-    /// until it has started. `members`: what the domain's processes share.
+    /// Starts a process for a domain; `switch`: the switch whose domain it is. Commands wait until
+    /// the process has started. `members`: the objects that the processes of the domain share.
     pub(super) fn start(
         name: &str,
         arguments: Arc<[OsString]>,

@@ -236,8 +236,7 @@ impl RequestServer {
             // A device process that died has not released the lock that it held while its rings
             // ran. Its requests in flight have marks, which keep other processes from the image.
             disk.release();
-            // The next supervisor, which holds the lock together with this one, releases it after
-            // this.
+            // Dropped last: while the marks exist, a handoff takes the lock for held.
             drop(marks);
             ending
         });
@@ -259,7 +258,7 @@ impl RequestServer {
         if timeout(NBD_SHUT, aside(move || ends.end())).await.is_err() {
             tracing::warn!(device = self.device, "shutting its connections takes long");
         }
-        // This interrupts a close that lingers; nobody waits for it.
+        // Waiting for the janitor interrupts a close that lingers. Nobody waits for the task.
         tokio::spawn(async move { connections.closed().await });
     }
 
@@ -360,7 +359,7 @@ async fn connected(connecting: &mut Option<Connecting>) -> OutgoingMessage {
     }
 }
 
-/// Takes or releases the lock of an image that goes with the rings. May block.
+/// Takes or releases the lock of an image that is locked while rings run. May block.
 fn lock(disk: &dyn Disk, marks: Option<&Marks>, is_held: bool) -> Result<(), Errno> {
     let image = disk.image().ok_or(Errno::INVAL)?;
     if !is_held {

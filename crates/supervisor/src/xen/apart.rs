@@ -1,5 +1,5 @@
-//! `Apart`: a disk whose front-end a device process serves: what is opened for the device process,
-//! and what is kept until the device process has left the rings.
+//! `Apart`: a disk whose front-end a device process serves: the resources that are opened for the
+//! device process, and those that are kept until it has left the rings.
 
 use super::hypervisor::{Hypervisor, LentBell};
 use super::start::journal;

@@ -26,7 +26,7 @@ use std::path::{Path, PathBuf};
 const WRITABLE_BY_OTHERS: u32 = 0o022;
 /// The sticky bit: in a parent folder that has it, only the owner of a file may rename it.
 const STICKY: u32 = 0o1000;
-/// Longest journal in bytes: that of the largest ring has little more than half of it.
+/// Longest journal in bytes. The journal of the largest ring takes little more than half of it.
 const JOURNAL_MAX: u64 = 128 << 10;
 /// Most bytes that its file system has allocated for a journal: tmpfs may do so in pieces of 2 MiB.
 const ALLOCATED_MAX: u64 = (2 << 20) + JOURNAL_MAX;

@@ -136,8 +136,8 @@ impl Front<'_> {
     }
 
     /// Takes the device from its device process for another domain. A compromised process may
-    /// report that it stopped the device, and keep the descriptors: only its end takes them away.
-    /// Its other devices go on in the next process of its domain.
+    /// report that it stopped the device, and keep the descriptors, so the process is killed. Its
+    /// other devices go on in the next process of its domain.
     pub(super) async fn leave(&mut self) {
         let process = self.process.clone();
         let journals = process.as_ref().map(|process| process.all_journals()).unwrap_or_default();

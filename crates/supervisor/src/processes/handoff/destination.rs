@@ -34,13 +34,14 @@ pub struct Handoff {
     pub(crate) opened: HashMap<String, Vec<OwnedFd>>,
     /// Capture files, by device.
     pub(crate) captures: HashMap<String, Vec<OwnedFd>>,
-    /// The exports of NBD servers that guests were told of, by device.
+    /// The exports of NBD servers whose size and flags guests have read, by device.
     pub(crate) exports: HashMap<String, (NbdTarget, ExportSpec)>,
     pub(in crate::processes) clients: HashMap<String, Vec<AdoptedSession>>,
     pub(crate) xen: OfXen,
     /// Devices that wait in the running supervisor, too.
     pub(crate) waits: HashSet<String>,
-    /// Processes and requests of its device processes that have not ended, by device.
+    /// Device processes of the running supervisor, and their requests, that have not ended, by
+    /// device.
     pub(in crate::processes) lingering_io: HashMap<String, LingeringIo>,
     before: Option<Before>,
     /// Set when the running supervisor has died: from then on nobody else can serve the devices.

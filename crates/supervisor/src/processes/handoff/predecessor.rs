@@ -45,7 +45,7 @@ enum Process {
     Unknown,
 }
 
-/// How the supervisor ended its end of the channel.
+/// The reason why the predecessor's end of the channel was closed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum End {
     /// The supervisor read all messages, and serves nobody any more.

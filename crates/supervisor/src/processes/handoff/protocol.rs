@@ -16,7 +16,7 @@ pub enum HandoffMessage {
     /// hands it in. The descriptor before it, if there is one, is the socket's file, opened with
     /// `O_PATH`: a next supervisor that does not serve the socket unlinks that file.
     Socket {
-        /// Under which a socket is handed in.
+        /// The name under which a service manager hands the socket in.
         name: String,
     },
     /// The description that holds a disk: of an image with its lock, or of memory.
@@ -90,7 +90,7 @@ pub enum HandoffMessage {
         #[serde(default, skip_serializing_if = "std::ops::Not::not")]
         only_reads: bool,
     },
-    /// The device is not served: it waits for a resource that is in use, or that cannot be had now.
+    /// The device is not served: it waits for a resource that is in use or unavailable.
     Waits {
         /// The device's name.
         device: String,
