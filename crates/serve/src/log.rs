@@ -147,7 +147,7 @@ pub fn start(level: &str, format: LogFormat) -> Result<(), String> {
     if !known.contains(&level) {
         return Err(format!("--log-level: {level:?} is not one of {}", known.join(", ")));
     }
-    // The name of each crate of ours begins so.
+    // The directive matches by prefix: the names of all our crates begin with `manyring`.
     let filter = EnvFilter::new(format!("warn,manyring={level}"));
     let limit = |burst| Mutex::new(Limit::new(burst));
     let limited = Limited { warnings: limit(BURST), infos: limit(INFO_BURST), format };

@@ -64,7 +64,8 @@ impl DeviceManager {
         for (index, (old, new)) in changes.iter().enumerate() {
             let Err(error) = self.set(Some(old), new).await else { continue };
             for (old, new) in &changes[..index] {
-                // The caller reports the first error; nobody could mend one of the rollback.
+                // The caller reports the first error. An error of the rollback has no further
+                // remedy.
                 let _ = self.set(Some(new), old).await;
             }
             return Err(error);

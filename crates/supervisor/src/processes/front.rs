@@ -328,7 +328,7 @@ impl Front<'_> {
     async fn tell(&self, process: &DeviceProcess, handing: Handing) {
         tokio::select! {
             () = process.connect(handing) => {}
-            // The process may have a part of the clients: its end leaves all to the next process.
+            // The process may have only a part of the clients: the next process gets all of them.
             () = self.processes.paused() => {
                 process.leave("a takeover by another daemon is under way");
             }
