@@ -409,7 +409,6 @@ impl Front<'_> {
         Ok(format!("{ANY_USER}{}", peer.uid.as_raw()))
     }
 
-    /// Gives the device to a device process, when no other process uses it any more.
     async fn give(&mut self, process: &Arc<DeviceProcess>) -> Result<(), String> {
         let processes = self.processes;
         // Same domain: reads that the former process left in flight may still write into this
@@ -425,7 +424,6 @@ impl Front<'_> {
                 () = processes.paused() => return Err(TAKEN_OVER.to_owned()),
             }
         }
-        // Bounds how many descriptors of former front-ends wait to be closed.
         self.processes.unless_paused(self.journals.closes()).await;
         processes.unless_paused(process.knows_ports()).await;
         let joins = self.net().map_or(0, |net| net.outside().joins);
@@ -454,8 +452,7 @@ impl Front<'_> {
             }
             () = self.processes.paused() => return Err(TAKEN_OVER.to_owned()),
         }
-        // Nothing is awaited between the two: if this front is stopped, it finds the process that
-        // has the device, and takes the device back.
+        // Nothing is awaited since: a front that is stopped here takes the device back.
         self.process = Some(process.clone());
         let Part { owned, remote, .. } = self.part.clone();
         let (process, marks) = (process.clone(), marks.map(Arc::new));
