@@ -1,4 +1,4 @@
-//! The answers to one client: HTTP over its stream, with a time for each step.
+//! Serves HTTP/1 to one client, with a timeout for each step.
 
 use crate::client_slots::Busy;
 use crate::patient::{Patient, Prompt};
@@ -13,7 +13,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use tokio::io::{AsyncRead, AsyncWrite};
 
-/// Answers a client until it leaves, or does not keep the times.
+/// Answers a client's requests until the client disconnects, or a timeout expires: [`HTTP_HEADER`]
+/// for the head of a request, and those of [`Prompt`] and [`Patient`] for its body and its answer.
 pub(super) async fn answer(
     stream: impl AsyncRead + AsyncWrite + Unpin,
     router: Router,

@@ -1,4 +1,4 @@
-//! The routes, and what can be asked. Errors are JSON too.
+//! The routes of the control API, and the handlers that only show something. Errors are JSON too.
 
 use crate::asked::{Asked, BODY_SIZE_MAX, Name};
 use crate::named::entry;
@@ -23,7 +23,7 @@ use utoipa::{IntoParams, OpenApi, ToSchema};
 use utoipa_axum::router::{OpenApiRouter, UtoipaMethodRouterExt};
 use utoipa_axum::routes;
 
-/// All routes of a socket; what it refuses is logged.
+/// The routes of one control socket. Requests that are refused are logged by `refused`.
 pub(super) fn router(state: State, role: Role, refused: Arc<Refused>) -> Router {
     let (router, _) = routes().split_for_parts();
     router
@@ -64,7 +64,7 @@ pub(super) fn routes() -> OpenApiRouter<State> {
 pub(super) enum Role {
     /// Everything.
     Change,
-    /// To be shown something.
+    /// `GET` and `HEAD` only.
     Read,
 }
 
@@ -83,7 +83,7 @@ async fn admit(role: Role, refused: Arc<Refused>, request: Request, next: Next) 
     response
 }
 
-/// The document.
+/// The description of this API for programs (OpenAPI 3.1).
 #[utoipa::path(
     get,
     path = "/v1/openapi.json",
@@ -93,7 +93,7 @@ async fn show() -> impl IntoResponse {
     ([(header::CONTENT_TYPE, "application/json")], openapi_text())
 }
 
-/// The document as JSON; written once.
+/// The OpenAPI document as JSON. It is made at the first call.
 pub fn openapi_text() -> &'static str {
     static TEXT: OnceLock<String> = OnceLock::new();
     TEXT.get_or_init(|| {
@@ -108,11 +108,11 @@ pub fn openapi_text() -> &'static str {
 struct Index {
     /// The version of the daemon.
     version: &'static str,
-    /// The path of everything that is shown without a name, by the last word of the path.
+    /// The paths that take no name and can be read with `GET`, by the last word of each path.
     links: BTreeMap<String, String>,
 }
 
-/// Which version this is, and what can be looked at.
+/// The daemon's version, and the paths that can be read with `GET`.
 #[utoipa::path(
     get,
     path = "/v1",
@@ -136,7 +136,8 @@ fn link(path: &str) -> Option<&str> {
     last.split('.').next()
 }
 
-/// Collects, and writes as JSON, beside the control thread.
+/// Collects an answer and writes it as JSON on a thread of its own: with many queues this takes
+/// long, and must not block the control thread.
 async fn collected<T: Serialize>(
     collect: impl FnOnce() -> Result<T, Refusal> + Send + 'static,
 ) -> Result<Response, Refusal> {
@@ -181,7 +182,7 @@ struct AllProcesses {
     processes: Vec<ProcessInfo>,
 }
 
-/// The processes of trust domains.
+/// The device processes: one for each trust domain.
 #[utoipa::path(
     get,
     path = "/v1/processes",
@@ -207,7 +208,7 @@ async fn workers(Extract(state): Extract<State>) -> Result<Response, Refusal> {
     collected(move || Ok(state.workers())).await
 }
 
-/// From which event on.
+/// The query of a request for events.
 #[derive(Debug, Default, Deserialize, IntoParams)]
 #[into_params(parameter_in = Query)]
 #[serde(deny_unknown_fields, default)]
@@ -217,7 +218,8 @@ struct From {
     since: u64,
 }
 
-/// The events of devices after a number; waits for one, at most for [`EVENTS_WAIT`].
+/// The events of devices whose number is greater than `since`. If there is none, the answer waits
+/// for one, for 25 seconds at most.
 #[utoipa::path(
     get,
     path = "/v1/events",

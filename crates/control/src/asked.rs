@@ -1,5 +1,5 @@
-//! The parts of a request, as the handlers take them. A request that cannot be read is refused in
-//! JSON with one sentence, like every refusal of this API.
+//! Extracts name, query and body of a request for the handlers. In place of axum's own extractors,
+//! which answer errors in plain text: these answer with a [`Refusal`], as the whole API does.
 
 use crate::refusal::Refusal;
 use axum::body::Bytes;
@@ -11,7 +11,7 @@ use manyring_supervisor::model::Keys;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-/// Longest body that is read, but for a configuration.
+/// The longest body that is read, in bytes. Only `PUT /v1/config` takes a longer one.
 pub(super) const BODY_SIZE_MAX: usize = 4096;
 
 /// The name of a device or a group, from the path.
@@ -42,7 +42,7 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequestParts<S> for Asked<T> {
     }
 }
 
-/// The whole body. Its type is not looked at: `curl -d` names another one than it sends.
+/// The whole body of a request. The header `content-type` is ignored: `curl -d` calls JSON a form.
 #[derive(Debug)]
 pub(super) struct Body(pub(super) Bytes);
 
@@ -72,8 +72,8 @@ impl Body {
         keys.ok_or_else(|| bad("body: is null, not an object".to_owned()))
     }
 
-    /// The body as what a handler wants to know; an empty one, and null, have no keys. (Read by way
-    /// of an object: serde would take a list for a struct as well.)
+    /// Parses the body into `T`; an empty body, and `null`, are an object without keys. The body is
+    /// read as a JSON object first, because serde would also accept a list for a struct.
     pub(super) fn parse<T: DeserializeOwned>(&self) -> Result<T, Refusal> {
         let keys = if self.0.is_empty() { None } else { self.read()? };
         let keys = Value::Object(keys.unwrap_or_default());
@@ -88,7 +88,7 @@ impl Body {
     }
 }
 
-/// 1500.0 is the number 1500, and some programs write it so.
+/// Turns 1500.0 into 1500, at any depth: some programs write whole numbers as floats.
 fn make_whole(value: &mut Value) {
     match value {
         Value::Number(number) if number.is_f64() => {
@@ -102,7 +102,7 @@ fn make_whole(value: &mut Value) {
     }
 }
 
-/// The request is not understood.
+/// The refusal of a request that cannot be parsed, with status 400.
 pub(super) fn bad(error: String) -> Refusal {
     Refusal::new(StatusCode::BAD_REQUEST, error)
 }

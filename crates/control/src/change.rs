@@ -19,14 +19,14 @@ use tokio::sync::{OwnedRwLockReadGuard, OwnedSemaphorePermit};
 use tokio::task::JoinError;
 use utoipa::ToSchema;
 
-/// The body of a resize; empty means: as large as the host's file is now.
+/// The body of a resize. Without `size`, the disk becomes as large as the host's file is now.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Resize {
     /// Bytes; whole sectors.
     #[schema(minimum = 512, maximum = 9223372036854775296u64, multiple_of = 512)]
     size: Option<u64>,
-    /// The size may be smaller than it is.
+    /// The new size may be smaller than the present one.
     #[serde(default)]
     shrink: bool,
 }
@@ -80,7 +80,7 @@ pub(super) struct Announce {}
 #[derive(Debug, Serialize, ToSchema)]
 pub(super) struct Announced {
     name: String,
-    /// True: the guest has been told to.
+    /// True: the guest has been asked to announce itself.
     announces: bool,
 }
 
@@ -109,11 +109,12 @@ pub(super) async fn resize(
         return Err(bad(format!("size: {size} is not a multiple of 512 bytes")));
     }
     let permit = (begin(&controlled)?, begin_here(&state)?);
-    // Nobody else changes the size during this: that takes the permit.
+    // Any other change of the size needs the permit too, so this size stays true until the end.
     let size = device.host.size();
     if let Some(wanted) = wanted.filter(|wanted| *wanted < size && !shrink) {
         return Err(refuse_shrink(wanted, size));
     }
+    // Without a size in the request, the host's file decides: it may have become smaller.
     if wanted.is_none() && !shrink {
         let disk = device.host.disk().clone();
         let measured = aside(move || disk.measure()).await?.map_err(refuse_resize)?;
@@ -122,6 +123,8 @@ pub(super) async fn resize(
         }
     }
     let is_isolated = controlled.view.process.is_some();
+    // A device process may have requests in flight beyond the new end, so the supervisor ends the
+    // process before it cuts the disk. Any other resize is done here.
     let resized = match wanted.filter(|wanted| *wanted < size && is_isolated) {
         Some(wanted) => {
             let (processes, name) = (state.processes.clone(), name.clone());
@@ -147,7 +150,7 @@ pub(super) async fn resize(
     }
 }
 
-/// Pulls the cable of a guest, or plugs it in.
+/// Takes the link of a network device down or up, as a pulled or plugged cable does.
 #[utoipa::path(
     post,
     path = "/v1/devices/{name}/link",
@@ -201,13 +204,14 @@ pub(super) async fn mtu(
         return Err(bad(format!("mtu: {mtu} is not between 68 and 65535")));
     };
     let _permit = begin(&controlled)?;
-    // By the supervisor, so that the configuration that is shown and kept says the same.
+    // The supervisor makes this change, so that `GET /v1/config` and the saved devices have the new
+    // MTU too.
     state.changes.ask(Change::Mtu { name: name.clone(), mtu }, who).await.map_err(refuse)?;
     tracing::info!(device = name, mtu, "MTU changed");
     Ok(Json(MtuSet { name, mtu }))
 }
 
-/// Has a guest announce itself to its network.
+/// Asks the guest's driver to announce the guest to its network (`VIRTIO_NET_S_ANNOUNCE`).
 #[utoipa::path(
     post,
     path = "/v1/devices/{name}/announce",
@@ -228,7 +232,8 @@ pub(super) async fn announce(
     let controlled = find(&state, &name)?;
     let device = net_of(&controlled)?;
     let Announce {} = body.parse()?;
-    // A device process tells what its guest's driver can when it is asked.
+    // Refreshes the features that the guest's driver has negotiated: a device process reports them
+    // only when it is asked.
     state.processes.count_of(&name).await;
     if device.announce() {
         tracing::info!(device = name, "the guest is asked to announce itself");
@@ -253,21 +258,24 @@ fn wrong_kind(error: &str) -> Refusal {
     Refusal::new(StatusCode::UNPROCESSABLE_ENTITY, error)
 }
 
-/// The right to change the device.
+/// Takes the permit of which each device has one. Fails with status 409 while another request
+/// changes the device.
 fn begin(controlled: &Controlled) -> Result<OwnedSemaphorePermit, Refusal> {
     controlled.changing.clone().try_acquire_owned().map_err(|_| {
         Refusal::new(StatusCode::CONFLICT, "another change of this device is under way")
     })
 }
 
-/// The right to change a device beside the supervisor's own changes.
+/// Takes the lock that keeps a takeover from beginning during this change. Fails with status 409 if
+/// a takeover is under way.
 fn begin_here(state: &State) -> Result<OwnedRwLockReadGuard<()>, Refusal> {
     state.processes.change_now().ok_or_else(|| {
         Refusal::new(StatusCode::CONFLICT, "a takeover by another daemon is under way; try again")
     })
 }
 
-/// Does a change to its end, even if the client leaves before.
+/// Runs a change in a task of its own, so that the change completes even if the client disconnects
+/// before; `permit` is held until then.
 async fn whole<T: Send + 'static>(
     permit: impl Send + 'static,
     change: impl Future<Output = T> + Send + 'static,
@@ -276,12 +284,13 @@ async fn whole<T: Send + 'static>(
         let _permit = permit;
         change.await
     });
+    // Nobody aborts the task: a `JoinError` means that the change panicked.
     let failed = |error: JoinError| error.to_string();
     let ended = ended.await.map_err(failed);
     ended.map_err(|error| Refusal::new(StatusCode::INTERNAL_SERVER_ERROR, error))
 }
 
-/// A size that is smaller by a slip costs the guest its data: it must be asked for.
+/// The refusal of a smaller size without `shrink`: a mistyped size would destroy the guest's data.
 fn refuse_shrink(wanted: u64, size: u64) -> Refusal {
     let error = format!(
         "size: {wanted} bytes are less than the guest was told ({size}): everything behind them \
@@ -291,7 +300,8 @@ fn refuse_shrink(wanted: u64, size: u64) -> Refusal {
     Refusal::new(StatusCode::CONFLICT, error)
 }
 
-/// The answer to a refused resize: the request's fault if the disk cannot be so, else the host's.
+/// The refusal for an error of a resize: status 409 or 422 if the request cannot be carried out on
+/// this disk, 500 if the host failed.
 fn refuse_resize(errno: Errno) -> Refusal {
     let (status, text) = match errno {
         Errno::OPNOTSUPP => {

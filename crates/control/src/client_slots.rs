@@ -1,5 +1,5 @@
-//! `Places`: how many clients the control socket has at a time, in all and of each user. One that
-//! waits for nothing makes place for others.
+//! `Places`: bounds how many clients a socket has at a time, in all and for each user. When a bound
+//! is reached, a new client replaces the oldest idle one: a client that waits for no answer.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -10,19 +10,19 @@ const ALL_MAX: usize = 64;
 /// Clients of one user at a time.
 const USER_MAX: usize = 16;
 
-/// The places that are taken, in the order in which they were. Clones share them.
+/// The places of the connected clients, the oldest first. Clones share them.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Places {
     taken: Arc<Mutex<Vec<Taken>>>,
     next: Arc<AtomicU64>,
 }
 
-/// Tells whether a client waits, and for which part of an exchange.
+/// Whether the daemon works on a client's request or answer; a client with neither is idle.
 #[derive(Debug, Default)]
 pub(super) struct Busy {
-    /// An answer to its request.
+    /// A request is being handled.
     pub(super) asks: AtomicBool,
-    /// The rest of an answer.
+    /// The rest of an answer waits for the client to read.
     pub(super) takes: AtomicBool,
 }
 
@@ -41,7 +41,7 @@ struct Taken {
     task: Option<AbortHandle>,
 }
 
-/// A place; free again when this is dropped.
+/// The place of one client; dropping it frees the place.
 #[derive(Debug)]
 pub(super) struct Place {
     places: Places,
@@ -54,8 +54,9 @@ impl Places {
         self.taken.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A place for a client of this user. Where there are too many, the oldest that waits for
-    /// nothing loses its place: first among those of this user. None: all others do.
+    /// Takes a place for a client of this user. At the user's bound, the user's oldest idle client
+    /// is disconnected; at the bound of all clients, the oldest idle client. `None` if no such
+    /// client is idle.
     pub(super) fn take(&self, uid: u32) -> Option<Place> {
         let mut taken = self.lock();
         let of_user = taken.iter().filter(|other| other.uid == uid).count();
@@ -76,7 +77,7 @@ impl Places {
         Some(Place { places: self.clone(), number, busy })
     }
 
-    /// The oldest client that waits for nothing loses its place. False: all wait for something.
+    /// Disconnects the oldest idle client. Returns false if no client is idle.
     pub(super) fn free_one(&self) -> bool {
         let mut taken = self.lock();
         let idle = taken.iter().position(|other| other.busy.is_idle());
@@ -87,7 +88,8 @@ impl Places {
         true
     }
 
-    /// Notes the task of the client that has taken the last place.
+    /// Stores the task of the client that took the last place. The caller has not awaited since
+    /// [`Self::take`], so no other client took a place meanwhile.
     pub(super) fn serve(&self, task: AbortHandle) {
         if let Some(last) = self.lock().last_mut() {
             last.task = Some(task);

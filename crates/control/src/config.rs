@@ -1,4 +1,4 @@
-//! The configuration as a whole: shown, replaced, read again from its file.
+//! Shows the running configuration, replaces it, and reads it again from its file.
 
 use crate::asked::{Asked, Body, bad};
 use crate::devices::refuse;
@@ -15,16 +15,16 @@ use manyring_supervisor::model::{Change, Done, Who};
 use serde::Deserialize;
 use utoipa::IntoParams;
 
-/// Whether the steps are only told.
+/// The query of a request that replaces or reloads the configuration.
 #[derive(Debug, Default, Deserialize, IntoParams)]
 #[into_params(parameter_in = Query)]
 #[serde(deny_unknown_fields, default)]
 pub(super) struct How {
-    /// The steps are told, and nothing is done.
+    /// Answer with the steps that the change would take, and change nothing.
     dry_run: bool,
 }
 
-/// The plan that is carried out; its tag is the generation.
+/// The running plan. Its `ETag` is the generation.
 #[utoipa::path(
     get,
     path = "/v1/config",
@@ -47,7 +47,8 @@ pub(super) async fn show(Extract(state): Extract<State>) -> Result<Response, Ref
     Ok((headers, text).into_response())
 }
 
-/// The devices of the configuration file become those of the body, which is such a file.
+/// Carries out the configuration file in the body, in place of the one that runs. Devices that were
+/// added over the control API stay.
 #[utoipa::path(
     put,
     path = "/v1/config",
@@ -82,11 +83,11 @@ pub(super) async fn replace(
         return Err(Refusal::new(StatusCode::FORBIDDEN, error));
     }
     let if_match = expected(request.headers())?;
-    // One after the other, from the body's first byte on: all clients together could send more than
-    // the host has memory for.
+    // One request at a time, and the lock is taken before the body is read: 64 clients with a body
+    // and a plan each could use more memory than the host has.
     let _whole = state.bodies.lock().await;
     let Body(body) = Body::from_request(request, &()).await?;
-    // The names of accounts are looked up, which may take long.
+    // Looking up the names of accounts may block.
     let plan = aside(move || match std::str::from_utf8(&body) {
         Ok(text) => config::parse(text).map_err(wrong),
         Err(_) => Err(bad("body: is not text".to_owned())),
@@ -99,15 +100,15 @@ pub(super) async fn replace(
     answer(state.changes.ask(change, who).await.map_err(refuse)).await
 }
 
-/// The answer. A plan takes far more memory than its text, and pieces of that are in what was done:
-/// once that is written, the memory is the host's again.
+/// Makes the answer, then returns free memory to the host. A plan takes far more memory than its
+/// text, and `done` holds parts of it, so the answer is written first.
 async fn answer(done: Result<Done, Refusal>) -> Result<Response, Refusal> {
     let answer = done.map(|done| Json(done).into_response());
     aside(heap::give_back).await?;
     answer
 }
 
-/// The configuration file is read again.
+/// Reads the configuration file again, and carries out what has changed.
 #[utoipa::path(
     post,
     path = "/v1/reload",
@@ -141,7 +142,7 @@ fn wrong(error: String) -> Refusal {
     Refusal::new(StatusCode::UNPROCESSABLE_ENTITY, error)
 }
 
-/// The generation that the caller has seen, if it says so.
+/// The generation in the header `If-Match`; `None` without the header, and for `*`.
 fn expected(headers: &HeaderMap) -> Result<Option<u64>, Refusal> {
     let value = headers.get(header::IF_MATCH).filter(|value| *value != "*");
     let Some(value) = value else { return Ok(None) };

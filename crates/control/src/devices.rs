@@ -1,4 +1,4 @@
-//! Devices that come and go while the daemon runs: `PUT`, `PATCH` and `DELETE` of
+//! Adds, changes and removes devices while the daemon runs: `PUT`, `PATCH` and `DELETE` of
 //! `/v1/devices/{name}`.
 
 use crate::asked::{Asked, Body, Name};
@@ -16,17 +16,18 @@ use manyring_supervisor::model::{Change, Done, Refused, Who};
 use serde::Deserialize;
 use utoipa::IntoParams;
 
-/// Whether a device that a front-end uses goes too.
+/// The query of a `DELETE`.
 #[derive(Debug, Default, Deserialize, IntoParams)]
 #[into_params(parameter_in = Query)]
 #[serde(deny_unknown_fields, default)]
 pub(super) struct Force {
-    /// The device goes although a front-end uses it.
+    /// Remove the device although a front-end is connected.
     force: bool,
 }
 
-/// The device becomes what the body says, and is kept for the next process. The answer comes when
-/// clients can connect.
+/// Adds the device, or gives it the keys of the body and no others. The device is saved in
+/// `state_dir`, if there is one, for the next start of the daemon. The answer comes when front-ends
+/// can connect.
 #[utoipa::path(
     put,
     path = "/v1/devices/{name}",
@@ -48,7 +49,7 @@ pub(super) async fn put(
     let text = serde_json::Value::Object(body.keys()?).to_string();
     let allowed = state.shown.borrow().1.daemon.allow_paths.clone();
     let (keys, uid) = (text.clone(), who.uid);
-    // Accounts are looked up by name, and files of other users are found, which may take long.
+    // Looking up an account, and opening the paths that an unprivileged user names, may block.
     let has_account = text.contains("socket_owner") || text.contains("socket_group");
     let may_block = has_account || is_bound(uid);
     let plan = move || {
@@ -66,7 +67,7 @@ pub(super) async fn put(
     Ok((status, Json(done)).into_response())
 }
 
-/// Live keys get other values.
+/// Gives live keys other values, without disconnecting the guest.
 #[utoipa::path(
     patch,
     path = "/v1/devices/{name}",
@@ -89,7 +90,7 @@ pub(super) async fn patch(
     state.changes.ask(Change::Patch { name, keys }, who).await.map(Json).map_err(refuse)
 }
 
-/// The device goes. One that there is not is gone already.
+/// Removes the device. If no device has the name, this succeeds and changes nothing.
 #[utoipa::path(
     delete,
     path = "/v1/devices/{name}",
@@ -111,7 +112,7 @@ pub(super) async fn delete(
     Ok(StatusCode::NO_CONTENT)
 }
 
-/// A refusal of the supervisor as an answer.
+/// The HTTP answer for a change that the supervisor refused.
 pub(super) fn refuse(refused: Refused) -> Refusal {
     let status = match &refused {
         Refused::Missing(_) => StatusCode::NOT_FOUND,

@@ -1,7 +1,8 @@
 //! The control socket: HTTP with JSON over a unix socket, for the users whom its mode admits.
 //!
-//! Runs on the control thread and never blocks it: what may block or take long (a resize, all
-//! counters of many queues) runs on a thread of its own. Names are fixed in `docs/design/0001`.
+//! The crate runs on the control thread and never blocks it: work that may block or take long (a
+//! resize, collecting the counters of many queues) runs on a thread of its own. Names of paths and
+//! keys are fixed in `docs/design/0001`.
 
 #![allow(unused_qualifications, reason = "utoipa's macros write types by longer paths than needed")]
 

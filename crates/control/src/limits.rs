@@ -1,4 +1,4 @@
-//! The groups whose devices share a limit: shown, and given other rates.
+//! `/v1/limits`: shows the groups whose devices share a limit, and gives a group other rates.
 
 use crate::asked::{Body, Name};
 use crate::devices::refuse;
@@ -21,7 +21,7 @@ pub(super) struct Limits {
 /// A group, with the devices that are in it.
 #[derive(Debug, Serialize, ToSchema)]
 struct GroupInfo {
-    /// Its name, and its keys.
+    /// Name and keys of the group.
     #[serde(flatten)]
     #[schema(value_type = BTreeMap<String, serde_json::Value>)]
     group: GroupPlan,
@@ -55,7 +55,8 @@ pub(super) async fn show(Extract(state): Extract<State>) -> Result<Json<Limits>,
     aside(move || Limits::new(&plan)).await.map(Json)
 }
 
-/// The group has the keys of the body, and no others, from now on until the file is read again.
+/// Gives the group the keys of the body and no others. This lasts until the configuration file is
+/// read again.
 #[utoipa::path(
     put,
     path = "/v1/limits/{group}",

@@ -1,9 +1,9 @@
 //! `/metrics`: every counter and histogram, in the format that the scraper asks for.
 //!
-//! Everything comes from where it is defined ([`manyring_engine::QueueStats`]): a new counter is
-//! exported by being there. `bytes_x` becomes `x_bytes` and `x_ns` becomes `x_seconds`, since
-//! Prometheus wants base units last. A queue is shown from its first start on: of a thousand
-//! devices without a guest there is little to say.
+//! Counters are read from their definition ([`manyring_engine::QueueStats`]), so a new counter
+//! needs no code here. `bytes_x` becomes `x_bytes` and `x_ns` becomes `x_seconds`, since Prometheus
+//! wants base units last. A queue is exported only after its first start, so that a thousand
+//! devices without a guest do not make thousands of zero samples.
 
 mod connections;
 mod exposition;
@@ -21,10 +21,10 @@ use manyring_supervisor::model::Entry;
 use std::collections::HashSet;
 use std::sync::Arc;
 
-/// Bounds of a histogram's buckets, as exponents of `2^n - 1`: nanoseconds from 1 us to 17 s, a
-/// factor of four apart. The control API has sixteen times as many.
+/// Upper bounds of the buckets of a histogram of times, each given as the n of `2^n - 1`
+/// nanoseconds: from 1 us to 17 s, a factor of four apart. The control API shows finer buckets.
 const TIME_BOUNDS: [u32; 13] = [10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30, 32, 34];
-/// As exponents too, for plain numbers: 1 to 1023.
+/// Upper bounds of the buckets of a histogram of plain numbers, as the n of `2^n - 1`: 1 to 1023.
 const COUNT_BOUNDS: [u32; 6] = [1, 2, 4, 6, 8, 10];
 
 /// All metrics of the process.
@@ -200,12 +200,12 @@ fn workers(out: &mut Text, state: &State) {
     }
 }
 
-/// The label of what is in a device process; nothing for what is in no device process.
+/// The label of the device process, with its comma; empty for the daemon itself.
 fn of_process(process: &str) -> String {
     if process.is_empty() { String::new() } else { format!("process=\"{process}\",") }
 }
 
-/// The stats of every queue that runs or has run, with its labels.
+/// The stats of every queue that runs or has run, each with the labels of the queue.
 fn all_queues(state: &State) -> Vec<(String, Arc<QueueStats>)> {
     let mut all = Vec::new();
     for device in state.devices.served().iter().map(|d| &d.view) {
@@ -221,7 +221,7 @@ fn all_queues(state: &State) -> Vec<(String, Arc<QueueStats>)> {
     all
 }
 
-/// True from the first start of the queue on.
+/// True if the queue was started at least once.
 fn has_run(stats: &QueueStats) -> bool {
     let counters = [&stats.running, &stats.requests, &stats.packets, &stats.kicks, &stats.faults];
     counters.iter().any(|counter| counter.value() > 0)
@@ -263,7 +263,8 @@ fn queues(out: &mut Text, state: &State) {
     serve_times(out, &all);
 }
 
-/// How long the requests of disks took, by operation. One that a queue has not met has no line.
+/// Writes how long the requests of disks took, by operation. An operation that a queue has not
+/// served yet has no sample.
 fn serve_times(out: &mut Text, queues: &[(String, Arc<QueueStats>)]) {
     let help = "Time from pop to completion";
     out.family("manyring_queue_serve_seconds", Sort::Histogram, Some("seconds"), help);
@@ -282,7 +283,7 @@ fn sort_of(kind: Kind) -> Sort {
     }
 }
 
-/// The exported name and unit of a counter or histogram of a queue, or of what `of` names.
+/// The exported name and unit of a counter or histogram. `of` names its owner, like `queue`.
 fn base_name(of: &str, name: &str) -> (String, Option<&'static str>) {
     if let Some(rest) = name.strip_prefix("bytes_") {
         (format!("manyring_{of}_{rest}_bytes"), Some("bytes"))
@@ -294,12 +295,13 @@ fn base_name(of: &str, name: &str) -> (String, Option<&'static str>) {
 }
 
 fn buckets(out: &mut Text, is_time: bool, labels: &str, histogram: &Histogram) {
-    // One reading: all samples of a histogram agree.
+    // The histogram is read once, so that its buckets and its count agree.
     let all: Vec<_> = histogram.filled().collect();
     filled(out, is_time, labels, &all, histogram.sum());
 }
 
-/// The bounds lie on bucket edges of [`Histogram`], so that the counts are exact.
+/// Writes a histogram from its filled buckets, pairs of upper bound and count. The exported bounds
+/// lie on bucket edges of [`Histogram`], so the counts are exact.
 fn filled(out: &mut Text, is_time: bool, labels: &str, filled: &[(u64, u64)], sum: u64) {
     let number = |n: u64| if is_time { seconds(n) } else { n.to_string() };
     let (mut rest, mut count) = (filled.iter().peekable(), 0);

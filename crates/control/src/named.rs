@@ -1,4 +1,4 @@
-//! The device that a request names.
+//! Looks up the device that a request names.
 
 use crate::refusal::Refusal;
 use crate::state::State;
@@ -6,7 +6,8 @@ use axum::http::StatusCode;
 use manyring_supervisor::model::{Controlled, Entry};
 use std::sync::Arc;
 
-/// The device of this name, to be changed: one that waits for another process cannot be.
+/// Finds the device that a request wants to change. Fails with status 404 if no device has the
+/// name, and with 409 if the device is not served yet: such a device cannot be changed.
 pub(super) fn find(state: &State, name: &str) -> Result<Arc<Controlled>, Refusal> {
     match entry(state, name)? {
         Entry::Served(controlled) => Ok(controlled),
@@ -17,7 +18,8 @@ pub(super) fn find(state: &State, name: &str) -> Result<Arc<Controlled>, Refusal
     }
 }
 
-/// The device of this name, served or waiting.
+/// Finds the device of this name, whether it is served or waits for a resource. Fails with status
+/// 404 if no device has the name.
 pub(super) fn entry(state: &State, name: &str) -> Result<Entry, Refusal> {
     let missing = || Refusal::new(StatusCode::NOT_FOUND, format!("no device is named {name:?}"));
     state.devices.find(name).ok_or_else(missing)

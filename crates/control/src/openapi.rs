@@ -1,5 +1,5 @@
-//! `GET /v1/openapi.json`: what can be asked, as a program reads it. It is made of the handlers and
-//! their types; here is what all of them have in common. `GET /v1`: where a reader begins.
+//! `GET /v1/openapi.json`: the API's description for programs. utoipa derives it from the handlers
+//! and their types; this file adds the parts that all handlers have in common.
 
 use crate::refusal::Problem;
 use manyring_config::plan::{Class, class_of};
@@ -10,7 +10,7 @@ use utoipa::openapi::schema::{AnyOfBuilder, Object, ObjectBuilder, Type};
 use utoipa::openapi::{ContentBuilder, OneOfBuilder, OpenApi, Ref, RefOr, ResponseBuilder, Schema};
 use utoipa::{PartialSchema, ToSchema};
 
-/// The frame of the document.
+/// The part of the document that belongs to no handler: title, license, server.
 #[derive(utoipa::OpenApi)]
 #[openapi(
     info(
@@ -23,7 +23,7 @@ use utoipa::{PartialSchema, ToSchema};
 )]
 pub(super) struct Document;
 
-/// The keys of a device: those of its table, and which table it is.
+/// The schema of a device: the keys of its table, and `kind`, which names the table.
 #[derive(Debug)]
 pub(super) struct DeviceKeys;
 
@@ -45,7 +45,7 @@ impl ToSchema for DeviceKeys {
     }
 }
 
-/// The live keys of a device.
+/// The schema of a `PATCH`: the live keys of a device.
 #[derive(Debug)]
 pub(super) struct LiveKeys;
 
@@ -75,7 +75,7 @@ fn table<T: PartialSchema>(kind: &str) -> RefOr<Schema> {
     Schema::Object(table).into()
 }
 
-/// Adds what every handler can answer, which none of them says for itself.
+/// Adds the error answers that every handler can give: no handler lists them itself.
 pub(super) fn complete(document: &mut OpenApi) {
     for item in document.paths.paths.values_mut() {
         let changes = [&mut item.put, &mut item.post, &mut item.delete, &mut item.patch];
@@ -89,8 +89,8 @@ pub(super) fn complete(document: &mut OpenApi) {
         }
         item.get.iter_mut().for_each(may_fail);
     }
-    // A device that is not served has an empty `Detail`, which fits several variants: `anyOf`, not
-    // `oneOf`.
+    // `Detail` of a device that waits is an empty object, which matches several variants of the
+    // enum. `oneOf` would reject that, so the document says `anyOf`.
     if let Some(components) = &mut document.components
         && let Some(RefOr::T(Schema::OneOf(details))) = components.schemas.get_mut("Detail")
     {
@@ -99,7 +99,7 @@ pub(super) fn complete(document: &mut OpenApi) {
     }
 }
 
-/// A header that is optional is left out: it cannot be null.
+/// Removes the type `null` from an optional header: utoipa adds it, but a header cannot be null.
 fn is_no_null(parameter: &mut RefOr<Parameter>) {
     if let RefOr::T(Parameter { parameter_in: ParameterIn::Header, schema, .. }) = parameter
         && let Some(RefOr::T(Schema::Object(schema))) = schema

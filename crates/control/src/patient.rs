@@ -1,5 +1,5 @@
-//! `Patient`: a client's stream, which fails when the client takes too long to take an answer.
-//! `Prompt`: a request's body, which fails when it takes too long to come.
+//! `Patient`: a client's stream, which fails when the client takes too long to read an answer.
+//! `Prompt`: a request's body, which fails when the client takes too long to send it.
 
 use crate::client_slots::Busy;
 use hyper::body::{Body, Frame, SizeHint};
@@ -13,12 +13,13 @@ use std::task::{Context, Poll, ready};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::{Sleep, sleep};
 
-/// The stream.
+/// A client's stream; its writes fail with `TimedOut` if the client does not read for too long.
 #[derive(Debug)]
 pub(super) struct Patient<S> {
     stream: S,
     busy: Arc<Busy>,
-    /// Runs from the first write that waits until all is written.
+    /// The timeout, which starts with the first write that would block, and ends when a flush
+    /// finds that all is written.
     waits: Option<Pin<Box<Sleep>>>,
 }
 
@@ -27,13 +28,14 @@ impl<S> Patient<S> {
         Self { stream, busy, waits: None }
     }
 
-    /// Notes that all is written.
+    /// Stops the timeout: the client has read all that was written.
     fn rest(&mut self) {
         self.waits = None;
         self.busy.takes.store(false, Ordering::Relaxed);
     }
 
-    /// The result of a write; `TimedOut` if the answer has waited for [`HTTP_ANSWER`].
+    /// Passes the result of a write on. A write that would block starts the timeout, and fails with
+    /// `TimedOut` once [`HTTP_ANSWER`] has passed.
     fn limited<T>(
         &mut self,
         polled: Poll<io::Result<T>>,
@@ -82,11 +84,11 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Patient<S> {
     }
 }
 
-/// The body.
+/// A request's body; reading it fails if the client has not sent it within [`HTTP_BODY`].
 #[derive(Debug)]
 pub(super) struct Prompt<B> {
     body: B,
-    /// Runs from the first look on.
+    /// The timeout, which starts with the first read that would block.
     waits: Option<Pin<Box<Sleep>>>,
 }
 

@@ -1,4 +1,4 @@
-//! An error as an answer: a status and one sentence, as JSON.
+//! The answer to a request that is refused: an HTTP status, and one sentence in a JSON object.
 
 use crate::refused::Why;
 use axum::Json;
@@ -7,14 +7,14 @@ use axum::response::{IntoResponse, Response};
 use serde::Serialize;
 use utoipa::ToSchema;
 
-/// Why nothing was done.
+/// The JSON body of a refusal. A refused request has changed nothing.
 #[derive(Debug, Serialize, ToSchema)]
 pub(super) struct Problem {
-    /// One sentence; begins with the key that is wrong, if one is.
+    /// One sentence. If a key of the request is wrong, the sentence begins with that key.
     error: String,
 }
 
-/// An error as an answer: its status and its sentence.
+/// A refused request: the HTTP status, and the sentence that says why.
 #[derive(Debug)]
 pub struct Refusal(StatusCode, String);
 
@@ -32,6 +32,8 @@ impl std::fmt::Display for Refusal {
 
 impl IntoResponse for Refusal {
     fn into_response(self) -> Response {
+        // The middleware that logs refusals (`api.rs`) cannot read the body: it gets the sentence
+        // from this extension.
         let why = Why(self.1.clone());
         let mut answer = (self.0, Json(Problem { error: self.1 })).into_response();
         answer.extensions_mut().insert(why);
@@ -39,7 +41,8 @@ impl IntoResponse for Refusal {
     }
 }
 
-/// Runs what may take long beside the control thread.
+/// Runs work that may block on a thread of its own, so that the control thread serves others
+/// meanwhile. Fails with status 500 if the work panicked.
 pub(super) async fn aside<T: Send + 'static>(
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T, Refusal> {

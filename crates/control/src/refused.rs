@@ -1,6 +1,7 @@
-//! Each refused request of the control socket is a line of the log: who has asked, what for, and
-//! why not. A user who is refused without end has some lines, and then one now and then with the
-//! number of those that were left out; the lines of other users are not fewer for that.
+//! Logs each refused request of the control socket: user and process, method and path, and the
+//! reason. The lines are limited for each user: after [`AT_ONCE`] lines, a user gets one line each
+//! [`REFUSAL_LINE_EACH`], with the number of lines that were left out. One user's refusals do not
+//! suppress the lines of another user.
 
 use axum::http::{Method, StatusCode};
 use manyring_engine::Rate;
@@ -11,12 +12,12 @@ use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
 use tokio::time::Instant;
 
-/// Lines of a user that may come at once, and the time after which there may be one more.
+/// Lines of one user that are logged without a pause between them.
 const AT_ONCE: u32 = 10;
-/// Users whose lines are counted, at most. Those beyond share the lines of one.
+/// Users whose lines are counted apart, at most. All further users share one count.
 const USERS_MAX: usize = 64;
 const OTHERS: u32 = u32::MAX;
-/// Bytes of what a user has asked for, and of the reason, in a line.
+/// The most bytes of method, path and reason in a line: the client chooses their length.
 const METHOD_MAX: usize = 32;
 const PATH_MAX: usize = 200;
 const ERROR_MAX: usize = 500;
@@ -31,12 +32,12 @@ struct Lines {
     left_out: u64,
 }
 
-/// Why a request was refused, as the answer has it; for the log.
+/// Why a request was refused: the sentence of the answer, which the log shows too.
 #[derive(Clone, Debug)]
 pub(super) struct Why(pub(super) String);
 
 impl Refused {
-    /// Logs a request that was answered with `status`, if that is no success.
+    /// Logs a request that was answered with `status`, if the status is an error.
     pub(super) fn log(
         &self,
         who: &Who,
@@ -63,14 +64,16 @@ impl Refused {
         }
     }
 
-    /// Whether this user may have a line, and how many it did not have before.
+    /// Charges the user for one line. Returns how many lines of the user were left out before this
+    /// one, or `None` if this line must be left out too.
     fn admit(&self, uid: u32, now: Instant) -> Option<u64> {
         let mut users = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let new = || Lines { rate: Rate::of(AT_ONCE, REFUSAL_LINE_EACH, now), left_out: 0 };
         let mut uid = uid;
         if users.len() >= USERS_MAX && !users.contains_key(&uid) {
             let rested = users.extract_if(|_, lines| lines.rate.is_rested(now));
-            // The next line of those who share one says how many lines were left out.
+            // These users' entries are dropped to make room: the next line of the users who share a
+            // count reports the lines that were left out.
             let left_out: u64 = rested.map(|(_, lines)| lines.left_out).sum();
             if left_out > 0 {
                 users.entry(OTHERS).or_insert_with(new).left_out += left_out;
@@ -87,7 +90,7 @@ impl Refused {
     }
 }
 
-/// The first `max` bytes of a text, and two points if there are more.
+/// The first `max` bytes of a text, followed by `..` if the text is longer.
 fn shortened(text: &str, max: usize) -> Cow<'_, str> {
     if text.len() <= max {
         return text.into();

@@ -1,12 +1,13 @@
-//! A file descriptor that is kept for the operator: the control socket answers one client although
-//! front-ends have taken all others.
+//! `Reserve`: one file descriptor that the control socket keeps open, to close it when `accept`
+//! fails with `EMFILE` or `ENFILE`. So the operator's next client is answered although front-ends
+//! have used up all other descriptors.
 
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::Notify;
 
-/// The descriptor, or none while a client has its place.
+/// The reserved descriptor; none while a client's connection uses the number that it had.
 #[derive(Debug)]
 pub(super) struct Reserve {
     kept: Mutex<Option<OwnedFd>>,
@@ -24,12 +25,13 @@ impl Reserve {
         self.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Closes the descriptor, so that the next one that is opened finds room. False: it was closed.
+    /// Closes the reserved descriptor, so that the next `accept` succeeds. Returns false if the
+    /// descriptor was closed already.
     pub(super) fn spend(&self) -> bool {
         self.lock().take().is_some()
     }
 
-    /// Keeps a descriptor again, if one can be had.
+    /// Opens the reserved descriptor again, if it is closed and the process may open one more.
     pub(super) fn refill(&self) {
         let mut kept = self.lock();
         if kept.is_none() {
@@ -40,13 +42,13 @@ impl Reserve {
         }
     }
 
-    /// Returns when a descriptor has been kept again.
+    /// Returns when [`Self::refill`] has found the reserved descriptor open, or has opened it.
     pub(super) async fn refilled(&self) {
         self.refilled.notified().await;
     }
 }
 
-/// Refills the reserve when a client has left.
+/// Refills the reserve when it is dropped: a client's task drops it after the client's connection.
 #[derive(Debug)]
 pub(super) struct Refill(pub(super) Arc<Reserve>);
 

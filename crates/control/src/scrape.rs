@@ -1,7 +1,7 @@
-//! `GET /metrics`, at the control sockets and at an address of the host: formats and compression.
+//! `GET /metrics`, at the control sockets and at a TCP address: formats and compression.
 //!
-//! Whoever is on the host can scrape the address. It shows no more than counters, and has the times
-//! and numbers of clients of the control socket.
+//! Every user of the host can connect to the TCP address. It serves metrics alone, with the same
+//! timeouts and bounds for its clients as a control socket.
 
 use crate::answer::answer;
 use crate::client_slots::Places;
@@ -22,10 +22,10 @@ use std::net::SocketAddr;
 use tokio::net::TcpListener;
 use tokio::task::JoinSet;
 
-/// All clients of the address are one user: the kernel does not tell who they are.
+/// All clients of the TCP address count as one user: TCP has no peer credentials.
 const ANYBODY: u32 = 0;
 
-/// All metrics: in the text format of Prometheus, or in OpenMetrics to whoever accepts that.
+/// All metrics: in OpenMetrics if the client accepts that, else in the text format of Prometheus.
 #[utoipa::path(
     get,
     path = "/metrics",
@@ -58,7 +58,7 @@ pub(super) async fn metrics(
     })
 }
 
-/// All values of a header that is a list.
+/// All values of a header that holds a list, also if the request repeats the header.
 fn listed(headers: &HeaderMap, name: header::HeaderName) -> String {
     let values = headers.get_all(name).iter().filter_map(|value| value.to_str().ok());
     values.collect::<Vec<_>>().join(",")
@@ -81,19 +81,19 @@ fn gzip(text: &str) -> io::Result<Vec<u8>> {
     packed.finish()
 }
 
-/// The address at which metrics can be scraped.
+/// The TCP address at which metrics can be scraped, and its listening socket.
 #[derive(Debug)]
 pub struct Scraped {
     address: SocketAddr,
-    /// None: another process has the address, and is waited for.
+    /// `None`: another process listens at the address; `serve` retries until it is free.
     socket: Option<TcpListener>,
 }
 
-/// Listens where the plan says, if it says so. `is_next`: a daemon that is taken over may still
-/// have the address.
+/// Listens at `metrics_listen`, if the plan has that key. `is_next`: this daemon takes over from
+/// another one, which may still listen at the address, so an address in use is no error.
 ///
 /// # Errors
-/// One line, which names the key.
+/// One line that begins with the key: the address cannot be listened at.
 pub fn bind(plan: &DaemonPlan, is_next: bool) -> Result<Option<Scraped>, String> {
     let Some(address) = plan.metrics_listen else { return Ok(None) };
     let socket = match listen(address) {
@@ -118,7 +118,7 @@ fn listen(address: SocketAddr) -> io::Result<TcpListener> {
     TcpListener::from_std(socket)
 }
 
-/// The socket, when the address can be had.
+/// Retries to listen at the address until it is free.
 async fn freed(address: SocketAddr) -> TcpListener {
     loop {
         tokio::time::sleep(SCRAPE_RETRY).await;
@@ -129,7 +129,7 @@ async fn freed(address: SocketAddr) -> TcpListener {
     }
 }
 
-/// Answers for ever; without an address only waits for ever.
+/// Serves the clients of the address; never returns, also if the plan has no address.
 pub async fn serve(scraped: Option<Scraped>, state: State) {
     let socket = match scraped {
         None => return std::future::pending().await,
@@ -147,7 +147,7 @@ pub async fn serve(scraped: Option<Scraped>, state: State) {
             Some(_) = tasks.join_next() => continue,
         };
         match accepted {
-            // One that finds no place is closed: all others are being answered.
+            // A client that gets no place is closed: no other client is idle.
             Ok((stream, _)) => {
                 let Some(place) = places.take(ANYBODY) else { continue };
                 let (router, busy) = (router.clone(), place.busy.clone());

@@ -32,29 +32,29 @@ pub struct DeviceInfo {
     /// The values that only disks, or only networks, have.
     #[serde(flatten)]
     pub detail: Detail,
-    /// `serving`; `waiting`: another process holds something that the device needs; `failed`: it
-    /// cannot be served as things are, and is tried again.
+    /// `serving`; `waiting`: another process holds something that the device needs; `failed`:
+    /// opening the device failed. Waiting and failed devices are retried.
     #[serde(default)]
     pub state: String,
     /// `file`, `api`, `command-line` or `xen`.
     #[serde(default)]
     pub origin: String,
-    /// While it waits: the key of the configuration that names what is missing, and why it is.
+    /// Of a device that is not served: the key of the configuration whose resource is missing.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub waits_for: Option<String>,
-    /// Why it is missing, in one line.
+    /// Of a device that is not served: why the resource is missing, in one line.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
-    /// Keys whose new values the next session will have.
+    /// Keys that were changed, and whose new values apply when the guest reconnects.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub pending_keys: Vec<String>,
-    /// The trust domain whose device process serves it; `user:` until somebody connects, where that
-    /// decides.
+    /// The trust domain whose device process serves the device. `user:` if the domain is that of
+    /// the user who connects, and nobody has connected yet.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub process: Option<String>,
     /// Whether a front-end is connected.
     pub connected: bool,
-    /// Path of the socket at which the front-end is met.
+    /// Path of the socket to which the front-end connects.
     pub socket: String,
     /// Its queues, by their index.
     pub queues: Vec<QueueInfo>,
@@ -72,13 +72,13 @@ pub enum Detail {
         size: u64,
         /// The guest may not write.
         read_only: bool,
-        /// Bytes: what the guest is told.
+        /// Bytes: the logical block size of the disk's geometry.
         #[serde(default)]
         logical_block_size: u32,
-        /// Bytes: what the host writes at once.
+        /// Bytes: the unit of the host's medium. A write of a part of it costs extra work.
         #[serde(default)]
         physical_block_size: u32,
-        /// Those of its queues to the server of the disk, if it has one.
+        /// The connections of the queues to the disk's NBD server; empty for any other disk.
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         connections: Vec<ConnectionInfo>,
     },
@@ -90,21 +90,21 @@ pub enum Detail {
         interface: Option<String>,
         /// Address of the guest.
         mac: String,
-        /// Bytes; what the guest is told.
+        /// Bytes: the MTU that the device reports to the guest, if it reports one.
         mtu: Option<u16>,
-        /// Bytes; the interface's.
+        /// Bytes: the MTU of the host's interface.
         host_mtu: Option<u16>,
         /// `up` or `down`.
         link: String,
-        /// Pairs that the device has.
+        /// Queue pairs that the device has.
         queue_pairs: usize,
-        /// Those that the host may use now.
+        /// Queue pairs that the host may use now.
         attached_pairs: usize,
         /// The counters of the port of a switch, by the names of [`PortCounters`].
         #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
         switch: BTreeMap<String, u64>,
     },
-    /// A device that waits has none of it yet.
+    /// A device that is not served yet: its size, MTU and so on are not known.
     Waiting {},
 }
 
@@ -116,7 +116,7 @@ pub struct ConnectionInfo {
     /// The queue shares it with others, because the server takes no more connections.
     #[serde(default)]
     pub shared: bool,
-    /// Times it was lost.
+    /// How often the connection was lost.
     pub losses: u64,
     /// Requests that the server has not answered.
     pub in_flight: u64,
@@ -134,7 +134,7 @@ pub struct QueueInfo {
     /// The usual name of a network queue: `rx0`, `tx0`, .. from the guest's side, and `ctrl`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
-    /// Bytes of a network queue's packets on average, without their headers.
+    /// The average size of a network queue's packets, in bytes without the virtio-net header.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub packet_size_average: Option<u64>,
     /// The share of a network queue's packets that are to be segmented, 0 to 1.
@@ -266,7 +266,8 @@ impl QueueInfo {
         Self::of(index, counters.collect(), histograms)
     }
 
-    /// A queue with what follows from its counters.
+    /// Makes the entry of a queue, and derives the average packet size and the share of GSO packets
+    /// from the counters.
     pub fn of(
         index: usize,
         counters: BTreeMap<String, u64>,
@@ -292,7 +293,7 @@ impl QueueInfo {
     }
 }
 
-/// For people to read: what is above 2^53 is rounded.
+/// A number as a float, to show it to people: a number above 2^53 is rounded.
 #[allow(clippy::cast_precision_loss, reason = "shown with fewer digits than a float holds")]
 pub fn as_float(n: u64) -> f64 {
     n as f64

@@ -1,8 +1,9 @@
-//! The listening half: a private socket, a bounded number of clients, a descriptor kept for them.
+//! The control sockets: creates them with the permissions of the plan, accepts clients and bounds
+//! their number.
 //!
-//! Whoever may connect can also connect and say nothing. So a client has a time for each thing that
-//! it has to do, a user a number of clients, and further ones are turned away: nobody waits behind
-//! those that are idle.
+//! A client that connects and sends nothing must not keep others from being served. So each step of
+//! a client has a timeout, the number of clients is bounded for each user and in all, and a client
+//! beyond these bounds replaces one that is idle, or is answered with status 503 at once.
 
 use crate::answer::answer;
 use crate::api;
@@ -41,19 +42,20 @@ pub struct Bound {
 
 #[derive(Debug)]
 enum Socket {
-    /// It was handed in, under its name.
+    /// A socket that the service manager or the previous daemon handed in. Its path exists.
     Named(Named),
-    /// It gets its name when the devices have theirs.
+    /// A socket that was created, and gets its path when the devices' sockets have theirs.
     Unnamed(Unnamed),
-    /// Another process has its name, or the host does not answer: it is tried again.
+    /// No socket yet: another process listens at the path, or the file system does not respond.
+    /// Creating the socket is retried.
     Waits,
 }
 
-/// Listens where the plan says, for the owner alone unless it says more. A new socket has no name
-/// yet.
+/// Creates the control sockets of the plan, for the owner alone unless the plan admits more users.
+/// A new socket gets its path later, in [`serve`].
 ///
 /// # Errors
-/// One line, which names the key.
+/// One line that begins with the key of the socket that could not be created.
 pub async fn bind(plan: &DaemonPlan, service: &Arc<Service>) -> Result<Vec<Bound>, String> {
     let role = |key| if key == "control" { Role::Change } else { Role::Read };
     let mut all = Vec::new();
@@ -89,9 +91,10 @@ async fn socket(
     bound.unwrap_or_else(|| Err(slow())).map(Socket::Unnamed)
 }
 
-/// Answers for ever; without a socket only waits for ever. The sockets get their names when `begun`
-/// ends: whoever sees one finds every device that can be served. `names` is dropped when each has
-/// its name, or has to wait for it.
+/// Serves the clients of all control sockets; never returns. The sockets get their paths only when
+/// `begun` resolves, which is when the devices are served: a client that can connect sees them all.
+/// `names` is dropped when each socket has its path or has begun to retry: the start of the daemon
+/// waits for that.
 pub async fn serve(
     sockets: Vec<Bound>,
     state: State,
@@ -117,8 +120,8 @@ pub async fn serve(
 }
 
 impl Socket {
-    /// The socket under its name, as soon as that can be had. `names` is dropped when that is known
-    /// to last.
+    /// Gives the socket its path, and returns it; retries until this succeeds. `names` is dropped
+    /// after the first attempt, whether it succeeded or not.
     async fn named(
         self,
         path: &Path,
@@ -145,7 +148,7 @@ impl Socket {
     }
 }
 
-/// The socket, when its name can be had.
+/// Retries to create the socket, until its path is free and the file system responds.
 async fn freed(path: &Path, permissions: SocketPermissions) -> Named {
     loop {
         tokio::time::sleep(CONTROL_LISTEN_RETRY).await;
@@ -156,7 +159,7 @@ async fn freed(path: &Path, permissions: SocketPermissions) -> Named {
     }
 }
 
-/// Those who are connected.
+/// The connected clients of one control socket.
 #[derive(Debug)]
 struct Clients {
     places: Places,
@@ -165,8 +168,9 @@ struct Clients {
 }
 
 impl Clients {
-    /// No descriptor is left, and an earlier client has the place of the one that is kept. A client
-    /// that asks is soon answered, and leaves. One that only stays has to go.
+    /// Called when `accept` failed because no descriptor is left, and an earlier client uses the
+    /// reserved one. A client that sent a request soon gets its answer and disconnects, which
+    /// refills the reserve. If that does not happen in time, an idle client is disconnected.
     async fn make_room(&self) {
         if timeout(CONTROL_LISTEN_RETRY, self.reserve.refilled()).await.is_err()
             && self.places.free_one()
@@ -187,7 +191,8 @@ impl Clients {
             match accepted {
                 Ok((stream, _)) => {
                     let who = user(&stream);
-                    // Dropped behind the stream, whose descriptor is free by then.
+                    // Declared before the stream, so dropped after it: the refill needs the
+                    // descriptor that the stream frees.
                     let refill = Refill(self.reserve.clone());
                     let stream = ClientStream::new(stream);
                     let Some(place) = self.places.take(who.uid) else {
@@ -203,13 +208,14 @@ impl Clients {
                         let janitor = stream.janitor();
                         let router = router.layer(Extension(named(who).await));
                         answer(stream, router, &busy).await;
-                        // Else a client could send descriptors faster than they are closed.
+                        // The client keeps its place until the descriptors that it sent are closed.
+                        // Otherwise it could reconnect and send more than one thread can close.
                         janitor.idle().await;
                         drop((refill, place));
                     });
                     self.places.serve(task);
                 }
-                // No descriptor is left: this client takes the place of the one that is kept.
+                // No descriptor is left: with the reserved one closed, the next `accept` succeeds.
                 Err(error) if is_out_of_fds(&error) && self.reserve.spend() => {}
                 Err(error) => {
                     tracing::warn!(%error, "control: accept failed; retrying");
@@ -220,14 +226,15 @@ impl Clients {
     }
 }
 
-/// Tells a client that there are too many, without a look at what it asks.
+/// Answers a client with status 503 without reading its request.
 fn turn_away(stream: &ClientStream) {
     const BUSY: &[u8] = b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\n\
         connection: close\r\ncontent-length: 28\r\n\r\n{\"error\":\"too many clients\"}";
     stream.try_write(BUSY);
 }
 
-/// The process that has connected, as the kernel tells, without the name of its program.
+/// The user and process that connected, as `SO_PEERCRED` says; the program's name is left empty.
+/// If the kernel gives no credentials, the user is `u32::MAX`, the number of no user.
 fn user(stream: &UnixStream) -> Who {
     let Ok(peer) = stream.peer_cred() else { return Who { uid: u32::MAX, ..Who::default() } };
     Who { uid: peer.uid(), pid: peer.pid().unwrap_or_default(), ..Who::default() }

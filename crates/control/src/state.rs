@@ -1,4 +1,4 @@
-//! `State`: all parts of a process that its control API and its metrics show and change.
+//! `State`: the parts of the daemon that its control API and its metrics show and change.
 
 use crate::snapshot::{DeviceInfo, Devices};
 use manyring_config::Plan;
@@ -16,34 +16,35 @@ use tokio::sync::watch;
 pub struct State {
     /// The workers of this process.
     pub pool: Arc<Pool>,
-    /// The devices that are served, and those that wait.
+    /// The devices that are served, and the devices that wait for a resource.
     pub devices: Registry,
-    /// Takes changes of them.
+    /// Sends changes of the devices to the supervisor.
     pub changes: ChangeSender,
     /// The device processes.
     pub processes: Processes,
     /// The service manager, if there is one.
     pub service: Arc<Service>,
-    /// The generation, and the plan that is carried out.
+    /// The running plan, and its generation: how many plans were carried out so far.
     pub shown: watch::Receiver<(u64, Arc<Plan>)>,
     /// The configuration file, if there is one.
     pub file: Option<PathBuf>,
-    /// Locked from the reading of the file until its plan is carried out: no reload overtakes
-    /// another one.
+    /// Locked by a reload from the reading of the file until its plan is carried out. Otherwise an
+    /// older reading of the file could be carried out after a newer one.
     pub reads: Arc<tokio::sync::Mutex<()>>,
-    /// One configuration at a time is taken from a client.
+    /// Locked while a `PUT /v1/config` receives its body and carries it out: only one large body is
+    /// in memory at a time.
     pub bodies: Arc<tokio::sync::Mutex<()>>,
 }
 
 impl State {
-    /// A device as it is shown, with the device process that serves it at this moment.
+    /// The answer for one device, with the name of the device process that serves it now.
     pub(crate) fn device(&self, entry: &Entry) -> DeviceInfo {
         let device = DeviceInfo::of(entry);
         let process = device.process.map(|process| self.processes.now_of(&device.name, process));
         DeviceInfo { process, ..device }
     }
 
-    /// All devices as they are shown.
+    /// The answer for all devices.
     pub(crate) fn devices(&self) -> Devices {
         Devices { devices: self.devices.all().iter().map(|entry| self.device(entry)).collect() }
     }

@@ -1,9 +1,10 @@
 //! `ClientStream`: the stream of a client of a control socket.
 //!
-//! A client may send file descriptors with its bytes, although nobody asks for any, and it chooses
-//! what they are: to close them can take as long as it likes. The kernel closes those that a plain
-//! read leaves, and those that nobody has read when the stream is closed, on the thread that reads
-//! or closes. That is the thread of all clients and sessions, so a thread of the client does it.
+//! A client may send file descriptors with its bytes, although the API takes none. Closing such a
+//! descriptor can block for as long as the client likes, for example if it belongs to a FUSE file.
+//! The kernel closes descriptors that a plain `read` ignores, and unread ones when the stream is
+//! closed, on the calling thread: the control thread, which serves all clients and sessions.
+//! So this stream receives every descriptor, and a janitor thread of the client closes it.
 
 use manyring_engine::{Janitor, MESSAGE_FDS_MAX};
 use rustix::fd::OwnedFd;
@@ -16,7 +17,7 @@ use std::task::{Context, Poll, ready};
 use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf};
 use tokio::net::UnixStream;
 
-/// The stream. A client that sends a file descriptor loses it.
+/// A client's stream. If the client sends a file descriptor, reading fails with `InvalidData`.
 #[derive(Debug)]
 pub(super) struct ClientStream {
     /// `None` only while `drop` runs.
@@ -29,12 +30,12 @@ impl ClientStream {
         Self { stream: Some(stream), janitor: Arc::new(Janitor::of("")) }
     }
 
-    /// Who closes what the client has sent.
+    /// The thread that closes the descriptors that the client has sent.
     pub(super) fn janitor(&self) -> Arc<Janitor> {
         self.janitor.clone()
     }
 
-    /// Sends this, as far as that needs no wait.
+    /// Sends as many of the bytes as the socket's buffer takes, without waiting.
     pub(super) fn try_write(&self, bytes: &[u8]) {
         let _ = self.stream.as_ref().map(|stream| stream.try_write(bytes));
     }
@@ -78,7 +79,8 @@ impl AsyncRead for ClientStream {
 
 /// Receives some bytes, and the file descriptors that come with them.
 fn receive(stream: &UnixStream, into: &mut [u8]) -> io::Result<(usize, Vec<OwnedFd>)> {
-    // Space for all that any message can have: the kernel closes what does not fit, on this thread.
+    // Room for as many descriptors as a message can carry: the kernel closes any that do not fit,
+    // on this thread.
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MESSAGE_FDS_MAX))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
@@ -113,11 +115,13 @@ impl AsyncWrite for ClientStream {
 impl Drop for ClientStream {
     fn drop(&mut self) {
         let Some(Ok(stream)) = self.stream.take().map(UnixStream::into_std) else { return };
-        // Nothing comes any more from here on. The other direction stays open until it is closed: a
-        // client whose request has not been read is told so by that, and asks again.
+        // From here on the client can send nothing, so the peek below stays true. Only the reading
+        // side is shut down: if a request is still unread, `close` resets the connection, and the
+        // client learns that the request was not handled.
         let _ = stream.shutdown(std::net::Shutdown::Read);
         let flags = RecvFlags::DONTWAIT | RecvFlags::PEEK;
         let is_empty = matches!(recv(&stream, &mut [0; 1], flags), Ok((_, 0)));
+        // Unread bytes may carry descriptors, which `close` would close here.
         if !is_empty {
             self.janitor.dispose(stream);
         }

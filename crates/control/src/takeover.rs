@@ -18,13 +18,14 @@ use utoipa::ToSchema;
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Takeover {
-    /// The socket at which the next process waits. It must be of the daemon's own user.
+    /// The socket at which the next daemon listens for the handoff. The process that listens must
+    /// run as the user of this daemon.
     #[schema(value_type = String)]
     socket: PathBuf,
 }
 
-/// Hands sockets, disks and front-ends to the next process, and ends: there is an answer only if
-/// that fails, and then all goes on.
+/// Hands sockets, disks and front-ends to the next daemon, and ends this one. A client gets an
+/// answer only if the handoff fails; this daemon then continues to serve all devices.
 #[utoipa::path(
     post,
     path = "/v1/takeover",
@@ -41,13 +42,14 @@ pub(super) async fn begin(
     body: Body,
 ) -> Result<(), Refusal> {
     if is_bound(who.uid) {
-        // Every guest would wait for a process that he has named.
+        // A takeover hands every guest's connection to the process that the request names.
         let error = "a takeover is permitted to root and the daemon's user only";
         return Err(Refusal::new(StatusCode::FORBIDDEN, error));
     }
     let Takeover { socket } = body.parse()?;
-    // The disks of Xen guests are left with their rings, wherever they are served; but the bytes of
-    // one in memory lie in this process if no device process serves it.
+    // A disk of a Xen guest can be handed over also without a device process: the next daemon
+    // resumes the ring that the guest shares. The exception is a memory disk that this process
+    // serves itself, because its contents lie in this process.
     let is_left = |view: &DeviceView| {
         let xen = view.side.as_blk().filter(|blk| blk.is_xen);
         xen.is_some_and(|blk| view.process.is_some() || blk.host.disk().kind() != "memory")
@@ -70,7 +72,7 @@ pub(super) async fn begin(
         Shown { served, helped, bound, waits: waits.collect() }
     };
     let (processes, service) = (state.processes, state.service);
-    // Whoever asks may die at any time: the device processes go on all the same.
+    // A task of its own: the handoff runs to its end even if the client disconnects.
     let handing = async move { processes.hand_over(&socket, &service, shown).await };
     let problem = match tokio::spawn(handing).await {
         Ok(Ok(never)) => match never {},

@@ -1,10 +1,10 @@
-//! The connections of disks to their servers.
+//! Metrics of the connections between disks and their NBD servers.
 
 use super::exposition::{Sort, Text};
 use crate::state::State;
 use manyring_backend::blk::Connection;
 
-/// The families of the connections, if a disk has any.
+/// Writes the families of the connections; nothing if no disk has a connection.
 pub(super) fn write(out: &mut Text, state: &State) {
     let mut all = Vec::new();
     for device in &state.devices.served() {

@@ -13,14 +13,14 @@ use std::fmt::{Display, Write};
 /// The format of an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Format {
-    /// The text format of Prometheus, 0.0.4: for whoever asks for nothing else.
+    /// The text format of Prometheus, 0.0.4: the default.
     Plain,
     /// OpenMetrics 1.0.
     OpenMetrics,
 }
 
 impl Format {
-    /// The format for a client that accepts these media types, as an HTTP header lists them.
+    /// Chooses the format by the `Accept` header of the request.
     pub(crate) fn of(accept: &str) -> Self {
         let is_open = |range: &str| {
             let mut parts = range.split(';').map(str::trim);
@@ -56,12 +56,14 @@ pub(super) enum Sort {
     Info,
 }
 
-/// The text, while it is written: a family, its samples, the next family.
+/// Writes the text of an answer: call `family`, then `line`, `alone` or `part` for each sample of
+/// the family, then `family` for the next one, and `end` last.
 #[derive(Debug)]
 pub(super) struct Text {
     out: String,
     format: Format,
-    /// The name of the family's samples; the parts of a histogram have other names.
+    /// The name of the samples of the current family, without the suffix that the samples of a
+    /// histogram get (`_bucket`, `_count`, `_sum`).
     sample: String,
 }
 
@@ -92,22 +94,22 @@ impl Text {
         let _ = writeln!(self.out, "# HELP {family} {help}.");
     }
 
-    /// A sample of the family. `labels` as they are written, without braces.
+    /// Writes a sample of the current family. `labels` is written as it is, between braces.
     pub(super) fn line(&mut self, labels: impl Display, value: impl Display) {
         self.part("", labels, value);
     }
 
-    /// The only sample of the family, without labels.
+    /// Writes the only sample of the current family, without labels.
     pub(super) fn alone(&mut self, value: impl Display) {
         let _ = writeln!(self.out, "{} {value}", self.sample);
     }
 
-    /// A sample of a part of the family: `_bucket`, `_count` or `_sum`.
+    /// Writes a sample of a histogram. `part` is `_bucket`, `_count` or `_sum`.
     pub(super) fn part(&mut self, part: &str, labels: impl Display, value: impl Display) {
         let _ = writeln!(self.out, "{}{part}{{{labels}}} {value}", self.sample);
     }
 
-    /// The whole text.
+    /// Returns the text, with the end mark that OpenMetrics demands.
     pub(super) fn end(mut self) -> String {
         if self.format == Format::OpenMetrics {
             self.out.push_str("# EOF\n");

@@ -1,5 +1,5 @@
-//! The metrics that every client library of Prometheus has of its process, by the same names, and
-//! the memory that the process has allocated.
+//! The `process_*` metrics, named as in the client libraries of Prometheus, and the size of the
+//! heap.
 
 use super::exposition::{Sort, Text};
 use super::seconds;
@@ -9,7 +9,7 @@ use rustix::process::{Resource, getrlimit};
 use rustix::time::{ClockId, clock_gettime};
 use std::fs;
 
-/// Writes all of them; one that the system does not tell is left out.
+/// Writes all metrics of the process, except those whose value cannot be read from the kernel.
 pub(super) fn write(out: &mut Text) {
     let cpu = clock_gettime(ClockId::ProcessCPUTime);
     let cpu_ns = nanoseconds(cpu.tv_sec, cpu.tv_nsec);
