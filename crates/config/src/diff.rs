@@ -1,4 +1,5 @@
-//! Two plans -> the steps from the one to the other. Pure: nothing is looked at or opened.
+//! Computes the steps from the running plan to the desired one, from the two plans alone: nothing
+//! of the host is looked at.
 
 use super::plan::{Class, DevicePlan, Domains, Plan, SwitchPlan, Wanted, class_of};
 use serde::{Deserialize, Serialize};
@@ -8,9 +9,9 @@ use std::collections::BTreeSet;
 /// A step from the running plan to the desired one.
 #[derive(Clone, Debug)]
 pub struct Step {
-    /// The device; `[daemon]` or `[[xen_blk]]` for what is no device.
+    /// Name of the device or switch; the table, like `[daemon]`, for keys that belong to neither.
     pub name: String,
-    /// The step that the change takes for the device.
+    /// The change that the step makes.
     pub what: What,
 }
 
@@ -21,22 +22,22 @@ pub enum What {
     Add(Wanted),
     /// The device is removed.
     Remove,
-    /// Other values of these keys, which take effect as their class says: see [`Class`].
+    /// These keys of the device have other values, which take effect when their [`Class`] says.
     Change(Wanted, Class, Vec<String>),
-    /// A switch comes, before the devices that are its ports.
+    /// The switch is added. This step comes before those of the devices that are its ports.
     AddSwitch(SwitchPlan),
-    /// A switch has other values of these keys: the next device process of its ports takes them,
-    /// and follows at once.
+    /// These keys of the switch have other values. The device process of the switch is replaced by
+    /// one with the new values at once.
     ChangeSwitch(SwitchPlan, Vec<String>),
-    /// A switch goes, after its ports.
+    /// The switch is removed. This step comes after those of its ports.
     RemoveSwitch,
-    /// These groups of `[[limit]]` have other rates.
+    /// These groups of `[[limit]]` get other rates.
     Limits(Vec<String>),
-    /// These keys are taken when the process starts.
+    /// These keys have other values, which the daemon reads only when it starts.
     NeedsRestart(Vec<String>),
 }
 
-/// The name of a step that waits until the daemon is started again.
+/// The name of a step whose keys take effect only when the daemon is started again.
 pub const RESTART: &str = "restart";
 
 /// A step as the API shows it.
@@ -44,8 +45,8 @@ pub const RESTART: &str = "restart";
 pub struct StepInfo {
     /// Name of the device.
     pub device: String,
-    /// `add`, `remove`; `live`, `reconnect` or `replace`: the class of its keys; `restart`: what
-    /// takes effect when the daemon is started again.
+    /// `add` or `remove`; for a change of keys, when it takes effect: `live`, `reconnect`,
+    /// `replace`, or `restart` (when the daemon is started again).
     pub step: String,
     /// The keys that differ.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -67,7 +68,7 @@ impl Step {
     }
 }
 
-/// The step of one device, where the plans differ in no other.
+/// The step of one device; the caller knows that the plans differ in no other device.
 pub fn diff_of(name: &str, running: &Plan, desired: &Plan) -> Vec<Step> {
     let step = |what| Step { name: name.to_owned(), what };
     let what = match (running.device(name), desired.device(name)) {
@@ -98,10 +99,15 @@ fn changed_device(former: &Wanted, device: &Wanted) -> Option<What> {
     (!keys.is_empty()).then(|| What::Change(device.clone(), class, keys))
 }
 
-/// The steps: first what goes, then what is replaced, then what comes.
+/// All steps from `running` to `desired`: added and changed switches, removed devices, changed
+/// devices, added devices, removed switches, limits, and the keys that need a restart.
 pub fn diff(running: &Plan, desired: &Plan) -> Vec<Step> {
     let [mut steps, gone] = switches(running, desired);
     let now: Vec<_> = running.wanted().collect();
+    // A switch that cannot change while the daemon runs stays as it is, so its ports are compared
+    // as ports of the running switch.
+    // A switch that cannot change while the daemon runs stays as it is, so its ports are compared
+    // as ports of the running switch.
     let mut until_restart = desired.clone();
     until_restart.keep_switches(running);
     let then: Vec<_> = until_restart.wanted().collect();
@@ -140,10 +146,10 @@ pub fn diff(running: &Plan, desired: &Plan) -> Vec<Step> {
     steps
 }
 
-/// The class of a change: that of its heaviest key.
+/// The class of a change of several keys: that of the key whose change costs the guest most.
 fn class(device: &Wanted, keys: &[String]) -> Class {
     let of = |key: &String| match (key.as_str(), device) {
-        // Without a value nobody knows which MTU it should be.
+        // A removed `mtu` gives no value to set on the running interface.
         ("mtu", Wanted::Net(net)) if net.mtu.is_none() => Class::Reconnect,
         (key, _) => class_of(key).unwrap_or(Class::Replace),
     };
@@ -162,7 +168,7 @@ fn changed_xen(running: &Plan, desired: &Plan) -> Vec<String> {
     if all(running) == all(desired) { Vec::new() } else { vec!["xen_blk".to_owned()] }
 }
 
-/// The switches that come or change, and those that go.
+/// The steps of switches that are added or changed, and the steps of those that are removed.
 fn switches(running: &Plan, desired: &Plan) -> [Vec<Step>; 2] {
     let lacks = |plan: &Plan, name: &str| plan.switch.iter().all(|switch| switch.name != name);
     let step = |of: &SwitchPlan, what| Step { name: of.name.clone(), what };
@@ -180,7 +186,8 @@ fn switches(running: &Plan, desired: &Plan) -> [Vec<Step>; 2] {
     ]
 }
 
-/// The keys of switches in both plans that differ, and that are taken at the start alone.
+/// The differing keys of switches that both plans have and that cannot change until the daemon is
+/// started again.
 fn changed_switches(running: &Plan, desired: &Plan) -> Vec<String> {
     let mut keys = BTreeSet::new();
     for then in &desired.switch {
@@ -191,14 +198,14 @@ fn changed_switches(running: &Plan, desired: &Plan) -> Vec<String> {
     keys.into_iter().collect()
 }
 
-/// The keys, as a user writes them, whose values differ.
+/// The keys whose values differ, named as a user writes them.
 fn changed(a: &Map<String, Value>, b: &Map<String, Value>) -> Vec<String> {
     let names: BTreeSet<_> = a.keys().chain(b.keys()).collect();
     let differs = |name: &&&String| a.get(**name) != b.get(**name);
     names.iter().filter(differs).map(|name| written(name)).collect()
 }
 
-/// The key of a file that decides this part of a plan.
+/// The key of the configuration file from which this field of a plan is made.
 fn written(part: &str) -> String {
     match part {
         "socket" => "socket_path",
@@ -211,7 +218,7 @@ fn written(part: &str) -> String {
 }
 
 impl Wanted {
-    /// All that was chosen for the device, wherever it was written.
+    /// All fields of the device's plan, and its kind, to compare them with those of another plan.
     fn keys(&self) -> Map<String, Value> {
         let mut keys = match self {
             Self::Blk(blk) => value(&**blk),
@@ -223,13 +230,13 @@ impl Wanted {
 }
 
 impl Plan {
-    /// Its devices, apart from those of Xen guests.
+    /// All vhost-user devices of the plan; disks of Xen guests are not among them.
     pub fn wanted(&self) -> impl Iterator<Item = Wanted> {
         let blks = self.blk.iter().map(|blk| Wanted::Blk(blk.clone().into()));
         blks.chain(self.net.iter().map(|net| Wanted::Net(net.clone().into())))
     }
 
-    /// The device of this name, apart from those of Xen guests.
+    /// The vhost-user device of this name.
     pub fn device(&self, name: &str) -> Option<Wanted> {
         let blk = self.blk.iter().find(|blk| blk.device.name == name);
         let net = || self.net.iter().find(|net| net.device.name == name);
@@ -237,14 +244,15 @@ impl Plan {
         wanted.or_else(|| net().map(|net| Wanted::Net(net.clone().into())))
     }
 
-    /// The switch as it is now that is to be as `then`, if that can be while the daemon runs
-    /// (`is_live`), or if it cannot: the daemon's own switches are made at its start.
+    /// The running switch with the name of `then`. With `is_live`, only if it can become `then`
+    /// while the daemon runs; without, only if it cannot. A switch that the daemon serves itself is
+    /// made at the start, and only a switch of a device process can change.
     fn switch_now(&self, then: &SwitchPlan, is_live: bool) -> Option<&SwitchPlan> {
         let now = self.switch.iter().find(|now| now.name == then.name)?;
         ((self.daemon.domains != Domains::One) == is_live).then_some(now)
     }
 
-    /// Leaves switches as they are in the running plan, which cannot change while the daemon runs.
+    /// Replaces the switches that cannot change while the daemon runs by those of the running plan.
     pub fn keep_switches(&mut self, running: &Self) {
         for then in &mut self.switch {
             if let Some(now) = running.switch_now(then, false) {
@@ -260,7 +268,7 @@ impl Plan {
         self
     }
 
-    /// The plan with this device, in place of the one of its name.
+    /// The plan with this device added, in place of a device of the same name.
     pub fn with(self, device: &Wanted) -> Self {
         let mut plan = self.without(|other| other.name == device.plan().name);
         match device {

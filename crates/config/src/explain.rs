@@ -1,15 +1,17 @@
-//! Explains errors in a configuration's text in the words of its author: a parser's error names
-//! types of the program, and no cure.
+//! Rewords errors of the TOML parser for the author of a configuration: the parser names Rust types
+//! like `u16`, and does not say what to write instead.
 
 use super::numbers;
 
-/// An unknown key is taken for the known one that is at least this much like it (0 to 1).
+/// An error suggests a known key in place of an unknown one only if [`likeness`] gives the two at
+/// least this value (0 to 1).
 const ALIKE: f64 = 0.7;
 
-/// Types of the program that numbers are parsed into.
+/// The Rust types of numbers, as serde names them in errors.
 const NUMERIC: [&str; 6] = ["u16", "u32", "u64", "usize", "i32", "i64"];
 
-/// The key whose value ends in the last of these lines: a list may have several.
+/// The key whose value ends in the last of these lines. The key may stand in an earlier line, if
+/// its value is a list of several lines.
 pub(super) fn key_of<'a>(lines: impl Iterator<Item = &'a str>) -> &'a str {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_".contains(c);
     let key = |line: &'a str| line.split_once('=').map(|(key, _)| key.trim());
@@ -17,8 +19,7 @@ pub(super) fn key_of<'a>(lines: impl Iterator<Item = &'a str>) -> &'a str {
     keys.last().unwrap_or_default()
 }
 
-/// The sentence for an error of the parser, of which `line` is the line, `key` the key, and
-/// `problem` the message.
+/// Rewords the parser's message `problem`, about `key` in `line`.
 pub(super) fn explained(line: &str, key: &str, problem: &str) -> String {
     let numeric = |name: &&&str| problem.ends_with(&format!("expected {name}"));
     if let Some(name) = NUMERIC.iter().find(numeric) {
@@ -43,7 +44,7 @@ fn hint(line: &str, problem: &str) -> Option<String> {
         let name = line.trim_matches(['[', ']', ' ']);
         return Some(format!("there can be several: write [[{name}]]"));
     }
-    // Other formats, as YAML, have these words for booleans.
+    // YAML and others accept these words for booleans; TOML does not.
     let value = line.rsplit('=').next().unwrap_or_default().trim().to_ascii_lowercase();
     let is_boolean = ["yes", "no", "on", "off", "true", "false"].contains(&value.as_str());
     let is_unquoted = problem.contains("string values must be quoted");
@@ -59,7 +60,8 @@ fn hint(line: &str, problem: &str) -> Option<String> {
     None
 }
 
-/// How much a key is like a known one. A part of its name, like `queues` of `num_queues`, is best.
+/// How similar an unknown key is to a known one, 0 to 1. A part of the known key, like `queues` of
+/// `num_queues`, counts as 1.
 fn likeness(unknown: &str, known: &str) -> f64 {
     let is_part = unknown.len() >= 4 && known.contains(unknown);
     if is_part { 1.0 } else { strsim::jaro_winkler(unknown, known) }

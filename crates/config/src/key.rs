@@ -1,12 +1,13 @@
-//! What is said of a key where it is defined (`raw.rs`): when a change takes effect, and the
-//! numbers that it takes.
+//! The properties of a key, which stand beside its definition in `raw.rs`: when a change of the key
+//! takes effect, and which numbers the key takes.
 
-/// When another value of a key takes effect while the process runs.
+/// When another value of a key takes effect while the daemon runs. The order is that of the cost
+/// for the guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Class {
-    /// At once, whoever is connected.
+    /// At once, also for a connected front-end.
     Live,
-    /// At the next session: a front-end that is connected keeps what it has seen.
+    /// At the next session: a connected front-end continues with the old value.
     Reconnect,
     /// The device is removed and added again; refused while a front-end is connected.
     Replace,
@@ -28,16 +29,16 @@ impl Class {
 pub(crate) struct Key {
     pub(crate) name: &'static str,
     pub(crate) class: Class,
-    /// `None`: it takes no number.
+    /// The range of the key's numbers; `None`: the key takes no number.
     pub(crate) numbers: Option<Numbers>,
 }
 
-/// The numbers of a key.
+/// The range of the numbers of a key.
 #[derive(Debug)]
 pub(crate) struct Numbers {
     pub(crate) min: u64,
     pub(crate) max: u64,
-    /// Unless every whole number between the two is meant.
+    /// The allowed values in words, if some numbers between `min` and `max` are not allowed.
     pub(crate) words: Option<&'static str>,
 }
 
@@ -49,16 +50,16 @@ pub(crate) const fn some(min: u64, max: u64, words: &'static str) -> Numbers {
     Numbers { min, max, words: Some(words) }
 }
 
-/// The largest number of a signed type of the kernel, which is that of a file descriptor too.
+/// The largest C `int`, and so the largest number of a file descriptor.
 pub(crate) const INT_MAX: u64 = 0x7fff_ffff;
 
-/// The numbers that a key was given. Those of descriptors are none: whoever adopts a descriptor
-/// says what is wrong with it.
+/// The numbers in a key's value, to check them against the key's range. File descriptors (`i32`)
+/// are left out: the code that adopts a descriptor reports what is wrong with it.
 pub(crate) trait Given {
     fn given(&self) -> Vec<u64>;
 }
 
-/// A value of a key that bounds its numbers.
+/// A type of number that a key can have; `None`: it is not checked against a range.
 pub(crate) trait Number: Copy {
     fn number(self) -> Option<u64>;
 }

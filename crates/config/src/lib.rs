@@ -1,12 +1,13 @@
-//! The configuration: what the user wrote, and what will be done.
+//! The configuration: the keys that a user wrote, the plan that is made of them, and the steps from
+//! one plan to the next.
 //!
 //! ```text
 //! raw.rs, raw/   the keys of a file, of a request of the control API and of the command line:
 //!                one struct for each table, which serde, clap and the JSON schema read
-//! plan.rs, plan/ every value resolved and checked, nothing opened; what a device process is given
-//!                of it (`manyring_protocol::spec`)
-//! diff.rs        what a change of the plan does to each device
-//! explain.rs     the errors of others' parsers, in the words of the documentation
+//! plan.rs, plan/ every value resolved and checked, nothing opened; makes the description that a
+//!                device process gets (`manyring_protocol::spec`)
+//! diff.rs        the steps that a change of the plan takes for each device
+//! explain.rs     rewords errors of the TOML parser for users
 //! ```
 //! A key is added in `raw.rs`, with its class, which says what a change of the key costs a guest,
 //! and with its numbers; it is resolved in `plan/`.
@@ -39,25 +40,26 @@ use raw::RawConfig;
 use serde_json::{Map, Value};
 use std::path::Path;
 
-/// Longest configuration that is read, in bytes; some thousands of devices have room in it.
-/// Reading takes many times its length for a while, and leaves the process some of that.
+/// The longest configuration that is read, in bytes: enough for some thousands of devices. Parsing
+/// needs many times this much memory, part of which the process keeps afterwards.
 pub const SIZE_MAX: usize = 2 << 20;
 
-/// Why there is no plan. One line for people.
+/// Why no plan was made, in one line for people.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ConfigError {
     /// A key, a value or an option is wrong; the line names it.
     #[error("{0}")]
     Wrong(String),
-    /// The host refuses to give the file.
+    /// The configuration file cannot be read.
     #[error("{0}")]
     Unreadable(String),
 }
 
-/// Reads a configuration file's text: syntax, names and values are checked, nothing is opened.
+/// Parses the text of a configuration file into a plan: syntax, names and values are checked,
+/// nothing is opened.
 ///
 /// # Errors
-/// One line for people, which names the key.
+/// One line for people, which names the wrong key.
 pub fn parse(text: &str) -> Result<Plan, String> {
     let raw = toml::from_str(text).map_err(|error| {
         let before = error.span().and_then(|span| text.get(..span.start)).unwrap_or_default();
@@ -84,6 +86,8 @@ pub fn read(path: &Path) -> Result<Plan, ConfigError> {
     let mut text = String::new();
     let read = std::fs::File::open(path)
         .and_then(|file| file.take(SIZE_MAX as u64 + 1).read_to_string(&mut text));
+    // One byte more than SIZE_MAX was allowed, so that a longer file is noticed, and not cut.
+    // One byte more than SIZE_MAX was allowed, so that a longer file is noticed, and not cut.
     read.map_err(|error| ConfigError::Unreadable(format!("--config: cannot read {at}: {error}")))?;
     let wrong = |error: String| ConfigError::Wrong(format!("{at}: {error}"));
     if text.len() > SIZE_MAX {
@@ -95,19 +99,19 @@ pub fn read(path: &Path) -> Result<Plan, ConfigError> {
     Ok(plan)
 }
 
-/// The plan of the process alone, made from its options.
+/// Plans the keys of `[daemon]` alone, from the options of a command.
 ///
 /// # Errors
-/// One line, which names the option.
+/// One line, which names the wrong option.
 pub fn of_daemon(daemon: raw::RawDaemon) -> Result<plan::DaemonPlan, String> {
     Plan::of_daemon(&daemon).map_err(|error| error.to_string())
 }
 
-/// The device of a request of the control API: a JSON object with the keys of its table, and with
-/// `kind`.
+/// Plans the device that a request of the control API describes: `text` is a JSON object with
+/// `kind` and the keys of that kind's table.
 ///
 /// # Errors
-/// One line, which names the key.
+/// One line, which names the wrong key.
 pub fn device(name: &str, text: &str) -> Result<Wanted, String> {
     let body = |error: serde_json::Error| format!("body: {error}");
     let mut keys: Map<String, Value> = serde_json::from_str(text).map_err(body)?;
@@ -136,10 +140,10 @@ pub fn device(name: &str, text: &str) -> Result<Wanted, String> {
     planned.map_err(|error| error.to_string())
 }
 
-/// Plans what the options of a command say.
+/// Makes the plan of a command from its options, and checks what the host finds under its paths.
 ///
 /// # Errors
-/// [`ConfigError::Wrong`], one line, which names the option.
+/// [`ConfigError::Wrong`]: one line, which names the wrong option.
 pub fn planned(options: RawConfig) -> Result<Plan, ConfigError> {
     let plan = Plan::new(options, Source::CommandLine);
     let found = plan.and_then(|plan| plan.check_found().map(|()| plan));

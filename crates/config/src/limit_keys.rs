@@ -3,16 +3,15 @@
 use super::place::{Place, PlanError};
 
 /// The kind of device that a limit is for.
-/// The kind of device that a limit is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Of {
     Disk,
     Net,
-    /// Disks or networks, as its keys say.
+    /// A group: its keys decide whether it limits disks or network devices.
     Group,
 }
 
-/// Where a key counts in the `Rates` of the engine: requests or bytes, and which of the three.
+/// The field of the engine's `Rates` that a key sets, with the index in `ops` or `bytes`.
 #[derive(Clone, Copy)]
 pub(super) enum Slot {
     Ops(usize),
@@ -51,7 +50,8 @@ impl Of {
         if self == Self::Group { key.to_owned() } else { format!("limit.{key}") }
     }
 
-    /// The key of this name; none: it is the `group` of a device.
+    /// Finds a key of a limit. `None`: the key is `group`, which only the limit of a device has.
+    /// Fails if there is no such key.
     pub(super) fn find(
         self,
         key: &str,
@@ -70,8 +70,7 @@ impl Of {
     }
 }
 
-/// The names of all keys of a limit, of a device or a group.
-/// The keys of a table `limit`, in the order of the documentation.
+/// The names of all keys of a limit, in the order of the documentation.
 pub(crate) fn limit_keys() -> impl Iterator<Item = &'static str> {
     Of::Group.keys().into_iter().map(|(name, _)| name).chain(["group"])
 }

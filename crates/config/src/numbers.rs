@@ -1,15 +1,15 @@
-//! The numbers that keys and options may have: one table for the checks of a plan, and for the
-//! words of the errors where something else is written.
+//! The allowed numbers of keys and options. The checks of a plan and the texts of errors both use
+//! this one table.
 
 use super::key::{Numbers, all};
 use super::place::{Place, PlanError};
 use super::raw;
 
-/// A number of requests or frames.
+/// The upper bound of a fault's `*_every`, which counts requests or frames.
 const OFTEN: u64 = i64::MAX as u64;
 
-/// The numbers of keys of other tables than those of devices, and of options. Those of a device's
-/// keys stand where the key is defined.
+/// The ranges of keys outside `[[blk]]` and `[[net]]`, and of options. A device's key has its range
+/// beside its definition in `raw.rs`.
 const TABLE: [(&str, Numbers); 13] = [
     ("workers", all(1, 256)),
     ("spin_us", all(0, 1000)),
@@ -22,9 +22,9 @@ const TABLE: [(&str, Numbers); 13] = [
     ("indirect_segments_max", all(0, 4096)),
     ("ring_page_order_max", all(0, 4)),
     ("late_tx", all(0, u32::MAX as u64)),
-    // Those of a network device's faults have one range.
+    // All `*_every` keys of faults have the same range.
     ("*_every", all(0, OFTEN)),
-    // Options of commands that ask a daemon.
+    // Options of commands that query a running daemon.
     ("watch", all(1, 86_400)),
 ];
 
@@ -35,14 +35,14 @@ fn of(key: &str) -> Option<&'static Numbers> {
     of_device.or_else(other)
 }
 
-/// The values that `key` takes, in words, like "a whole number from 1 to 256"; `None` if it takes
-/// no number.
+/// The values that `key` takes, in words like "a whole number from 1 to 256"; `None` if the key
+/// takes no number.
 pub fn words(key: &str) -> Option<String> {
     let Numbers { min, max, words, .. } = of(key)?;
     Some(words.map_or_else(|| format!("a whole number from {min} to {max}"), str::to_owned))
 }
 
-/// Checks a number of `key` in this place.
+/// Checks that a value lies in the range of `key`. A key without a range takes every number.
 pub fn check(key: &str, value: impl Into<u64>, place: &Place) -> Result<(), PlanError> {
     let value = value.into();
     match of(key) {
@@ -53,8 +53,8 @@ pub fn check(key: &str, value: impl Into<u64>, place: &Place) -> Result<(), Plan
     }
 }
 
-/// Checks the numbers of a table of a device, each with its key, apart from those of which some
-/// between the least and the greatest are wrong: the plan checks these.
+/// Checks the numbers in a device's table, given as pairs of key and value. Keys that do not allow
+/// every number of their range are skipped: the plan checks those.
 pub(super) fn check_all(
     given: impl IntoIterator<Item = (&'static str, u64)>,
     place: &Place,

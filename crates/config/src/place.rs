@@ -1,4 +1,4 @@
-//! Where a key was typed, so that an error names it as it stands there.
+//! Where a key was typed: an error names the key as it is written there.
 
 use std::fmt::Display;
 
@@ -9,7 +9,7 @@ pub enum Source {
     CommandLine,
     /// A file.
     File,
-    /// A request of the control API, which has one device.
+    /// A request of the control API, which describes one device.
     Api,
 }
 
@@ -32,7 +32,7 @@ impl Source {
     }
 }
 
-/// A table of the file, or the command line, which has one device.
+/// The place of a key: a table of the file, a request of the control API, or the command line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Place {
     /// Keys are options.
@@ -59,7 +59,7 @@ impl Place {
         }
     }
 
-    /// Several keys, between which `word` stands before the last.
+    /// Several keys as a list, with `word` before the last, like `file, null or memory`.
     pub(super) fn keys(&self, keys: &[&str], word: &str) -> String {
         let typed: Vec<_> = keys.iter().map(|key| self.key(key)).collect();
         match typed.split_last() {
@@ -87,7 +87,7 @@ impl Place {
         }
     }
 
-    /// Who has asked for the device, as the control API names it.
+    /// The origin of the device, as the control API names it: `file`, `api` or `command-line`.
     pub fn origin(&self) -> &'static str {
         match self {
             Self::CommandLine => "command-line",
@@ -96,7 +96,7 @@ impl Place {
         }
     }
 
-    /// The error that a key in this place has this problem.
+    /// Makes the error that says what is wrong with a key in this place.
     pub(super) fn error<T>(&self, key: &str, problem: impl Into<String>) -> Result<T, PlanError> {
         Err(PlanError { at: self.at(key), problem: problem.into() })
     }

@@ -1,4 +1,4 @@
-//! The plan: every value resolved and checked, nothing opened yet.
+//! The plan: the configuration with every value resolved and checked, before anything is opened.
 
 mod access;
 mod allowed_path;
@@ -76,11 +76,11 @@ pub struct Plan {
 /// The result of a check of a plan.
 #[derive(Debug)]
 pub enum Found {
-    /// The host has what the plan names.
+    /// The plan passes all checks.
     Good,
     /// Two devices would share something that only one can have.
     Shared(PlanError),
-    /// The host has something else under a path; the key that names the path.
+    /// A key is wrong, which the error names.
     Wrong(PlanError),
 }
 
@@ -92,17 +92,17 @@ pub struct DevicePlan {
     pub place: Place,
     /// Name of the device, unique.
     pub name: String,
-    /// Where the front-end is met.
+    /// Where the front-end connects, or listens.
     pub socket: SocketPlan,
     /// The device ends with its first session.
     pub one_off: bool,
-    /// The worker of each queue or queue pair; those behind the last one go where the balance puts
-    /// them.
+    /// The worker of each queue or queue pair, by its index. Queues without an entry go to the
+    /// worker that the balancer chooses.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub queue_workers: Vec<usize>,
-    /// How interrupts for the guest are put together.
+    /// How interrupts for the guest are held back.
     pub moderation: ModerationPlan,
-    /// Seconds.
+    /// Seconds from connecting to the front-end's first message.
     pub handshake_timeout: u64,
     /// Guest memory may lie in files on a local disk.
     pub memory_on_disk: bool,
@@ -112,16 +112,16 @@ pub struct DevicePlan {
     /// The rates that the device may use.
     #[serde(skip_serializing_if = "LimitPlan::is_none")]
     pub limit: LimitPlan,
-    /// The trust domain that it names.
+    /// The trust domain that the key `domain` names.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub domain: Option<String>,
-    /// The user who has asked for it over the control API, if `allow_paths` binds that user.
+    /// The user who added the device over the control API, if `allow_paths` binds that user.
     #[serde(skip)]
     pub owner: Option<u32>,
 }
 
 impl Plan {
-    /// Resolves and checks a whole configuration. Accounts are looked up, nothing else.
+    /// Resolves and checks a whole configuration. Of the host, only accounts are looked up.
     pub fn new(raw: RawConfig, source: Source) -> Result<Self, PlanError> {
         let daemon = DaemonPlan::new(&raw.daemon, source.daemon())?;
         let blk = raw
@@ -160,12 +160,12 @@ impl Plan {
         DaemonPlan::new(raw, Source::CommandLine.daemon())
     }
 
-    /// True if a device writes what it passes to a file, which no lock protects.
+    /// True if a device captures its frames into a file (`pcap`). No lock protects such a file.
     pub fn has_captures(&self) -> bool {
         self.net.iter().any(|net| net.pcap.is_some())
     }
 
-    /// Checks that each device names a group, and a switch, that there is.
+    /// Checks that the limit group and the switch which a device names exist and can serve it.
     fn check_limits(&self) -> Result<(), PlanError> {
         let blks = self.blk.iter().map(|blk| (&blk.device.place, &blk.device.limit, Of::Disk));
         let nets = self.net.iter().map(|net| (&net.device.place, &net.device.limit, Of::Net));
@@ -176,7 +176,7 @@ impl Plan {
         self.check_groups()
     }
 
-    /// Checks that there is a folder for the sockets of helpers.
+    /// Checks that `state_dir` is set if a disk needs a helper: the helper's socket lies there.
     fn check_helpers(&self) -> Result<(), PlanError> {
         let mut helpers = self.blk.iter().filter_map(|blk| match &blk.disk {
             DiskPlan::Helper(helper) => Some((&blk.device.place, helper.format)),
@@ -190,8 +190,8 @@ impl Plan {
         }
     }
 
-    /// Checks a plan to which devices were added; with `looks`, what the host finds under all paths
-    /// too.
+    /// Checks a plan again after devices were added to it. With `looks`, this also compares the
+    /// files that the host finds under all paths, which may block.
     pub fn check_again(&self, looks: bool) -> Found {
         if let Err(error) = pins::check(self)
             .and_then(|()| self.check_limits())
@@ -207,20 +207,20 @@ impl Plan {
         }
     }
 
-    /// Checks that no two devices share what the host finds under their paths, and that no path is
-    /// one that a shell would have replaced.
+    /// Checks that no two devices use the same file, socket or capture by different paths, and that
+    /// no path has a `~` or `$` that a shell would have expanded.
     pub fn check_found(&self) -> Result<(), PlanError> {
         paths::check(self)?;
         unique::check_found(self)
     }
 
-    /// The devices of a file, for whoever has to name one of them.
+    /// The error for a command that needs the name of a device: it lists the devices of the file.
     pub fn devices_of(&self, file: &Path) -> String {
         let names: Vec<_> = self.devices().map(|device| device.name.as_str()).collect();
         format!("DEVICE: is missing; those of {} are: {}", file.display(), names.join(", "))
     }
 
-    /// The numbers of descriptors that were handed in and that it names itself.
+    /// The descriptors that the process inherited and that the keys `fd` and `tap_fds` name.
     pub fn named_fds(&self) -> Vec<i32> {
         let socket = |device: &DevicePlan| match device.socket {
             SocketPlan::Fd(fd) => Some(fd),
@@ -248,31 +248,33 @@ impl Plan {
 }
 
 impl DevicePlan {
-    /// The device for a device process.
+    /// Makes the description of the device that the supervisor sends to a device process.
     pub fn spec(&self, kind: KindSpec) -> DeviceSpec {
         let number = |worker: &usize| u16::try_from(*worker).unwrap_or(u16::MAX);
         let queue_workers = self.queue_workers.iter().map(number).collect();
         DeviceSpec { front_end: self.front_end(), queue_workers, kind }
     }
 
-    /// The bounds of the device's front-ends, in whichever process they are served.
+    /// The bounds of the device's front-ends. They are the same in the supervisor and in a device
+    /// process.
     pub fn front_end(&self) -> FrontEndSpec {
         let Self {
             handshake_timeout,
             memory_on_disk,
             memory_max,
-            // The settings of the device have it.
+            // `BlkSettings` and `NetSettings` have the moderation.
             moderation: _,
             // Each message has the name of its device.
             name: _,
-            // The supervisor listens or connects, gives connections, and sees the last one end.
+            // The supervisor listens or connects, hands connections to the device process, and ends
+            // a one-off device when its first session ends.
             socket: _,
             one_off: _,
-            // The spec has it.
+            // `DeviceSpec` has the workers.
             queue_workers: _,
-            // Messages of their own: a limit changes while the device is served.
+            // Limits change while the device is served, so they have a message of their own.
             limit: _,
-            // Who asks for the device, and which process serves it, the supervisor decides.
+            // Only the supervisor needs to know who added the device and which process serves it.
             place: _,
             domain: _,
             owner: _,
@@ -284,7 +286,7 @@ impl DevicePlan {
         }
     }
 
-    /// `name` has been checked.
+    /// Resolves the keys that devices of all kinds have. The caller has checked `name`.
     fn new(
         name: String,
         place: Place,
@@ -296,7 +298,7 @@ impl DevicePlan {
         let memory_max = match &raw.memory_max {
             None => None,
             Some(RawSize(text)) => match parse_size(text) {
-                // Less than a page: a number that lacks its unit.
+                // Less than a page is certainly a number whose unit was forgotten.
                 Some(bytes) if bytes >= 4096 => Some(bytes),
                 _ => {
                     let problem =
@@ -322,7 +324,7 @@ impl DevicePlan {
     }
 }
 
-/// The place of a device's keys, once its name has been checked.
+/// Checks a device's name, and returns the place that errors about the device's keys name.
 fn device_place(name: &str, table: &str, source: Source) -> Result<Place, PlanError> {
     if is_device_name(name) {
         return Ok(source.device(table, name));
@@ -331,7 +333,7 @@ fn device_place(name: &str, table: &str, source: Source) -> Result<Place, PlanEr
     source.device(table, format!("{name:?}")).error("name", problem)
 }
 
-/// A longer path has no room in the address of a socket.
+/// Checks the length of a socket's path: `sockaddr_un` has room for [`PATH_LEN_MAX`] bytes.
 fn check_len(path: &Path, place: &Place, key: &'static str) -> Result<(), PlanError> {
     if path.as_os_str().len() <= PATH_LEN_MAX {
         return Ok(());
@@ -339,15 +341,16 @@ fn check_len(path: &Path, place: &Place, key: &'static str) -> Result<(), PlanEr
     place.error(key, format!("{} is longer than {PATH_LEN_MAX} bytes", path.display()))
 }
 
-/// True for 1 to 64 letters, digits, '-', '_' and '.': fit for paths, labels and logs. The names of
-/// a folder itself and of the one above it are none.
+/// True for 1 to 64 letters, digits, '-', '_' and '.', except `.` and `..`: such a name is safe in
+/// paths, labels of metrics and logs.
 pub fn is_device_name(name: &str) -> bool {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
     let is_folder = [".", ".."].contains(&name);
     (1..=64).contains(&name.len()) && !is_folder && name.chars().all(is_plain)
 }
 
-/// True: writes are durable when the guest flushes; else when they are answered.
+/// Parses the key `cache`. True: write-back, so writes are durable after a flush. False:
+/// write-through, so a write is durable when it completes.
 fn cache(raw: Option<&str>, place: &Place) -> Result<bool, PlanError> {
     match raw {
         None | Some("writeback") => Ok(true),
@@ -359,7 +362,7 @@ fn cache(raw: Option<&str>, place: &Place) -> Result<bool, PlanError> {
     }
 }
 
-/// The logical block size that the guest is told, if the operator has chosen one.
+/// Checks the logical block size, if the operator has chosen one.
 fn logical_block_size(raw: Option<u32>, place: &Place) -> Result<Option<u32>, PlanError> {
     match raw {
         None | Some(512 | 4096) => Ok(raw),
@@ -369,12 +372,13 @@ fn logical_block_size(raw: Option<u32>, place: &Place) -> Result<Option<u32>, Pl
     }
 }
 
-/// The size of a disk, which is whole sectors.
+/// Parses the size of a disk: at least one sector, and a multiple of 512 bytes.
 fn size(text: &str) -> Option<u64> {
     parse_size(text).filter(|size| *size >= 512 && size.is_multiple_of(512))
 }
 
-/// A size in bytes, or with K, M, G or T (powers of 1024), also written KiB, MiB, GiB or TiB.
+/// Parses a size into bytes: a number, optionally with K, M, G or T (powers of 1024), also written
+/// KiB, MiB, GiB or TiB, in any case. `None` if the text is no size, or does not fit 64 bits.
 pub fn parse_size(text: &str) -> Option<u64> {
     let end = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
     let (digits, unit) = text.split_at(end);

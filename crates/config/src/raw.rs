@@ -21,7 +21,7 @@ use utoipa::ToSchema;
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct RawConfig {
-    /// What concerns the whole process.
+    /// The keys of the whole process.
     pub daemon: RawDaemon,
     /// Block devices.
     pub blk: Vec<RawBlk>,
@@ -45,46 +45,52 @@ pub struct RawDaemon {
     pub worker_cpus: Option<Vec<String>>,
     /// Whether workers look for work before they sleep: "auto", "always" or "never".
     pub polling: Option<String>,
-    /// Microseconds for which they look at most, 0 to 1000; default: as waking them costs here.
+    /// Microseconds for which a worker looks for work before it sleeps, at most, 0 to 1000;
+    /// default: the time that waking a worker takes on this host.
     pub spin_us: Option<u32>,
     /// Use io_uring where the kernel allows it; default true.
     pub io_uring: Option<bool>,
     /// Path of the control socket; default: none.
     pub control: Option<PathBuf>,
-    /// Owner, group and mode of the control socket; default: the owner of the process alone.
+    /// Owner of the control socket; default: the owner of the process.
     pub control_owner: Option<RawAccount>,
     /// Group of the control socket.
     pub control_group: Option<RawAccount>,
     /// Mode of the control socket, in octal.
     pub control_mode: Option<String>,
-    /// Path of a control socket that only shows; default: none.
+    /// Path of a read-only control socket; default: none.
     pub control_read: Option<PathBuf>,
-    /// Owner of the control socket that only shows.
+    /// Owner of the read-only control socket.
     pub control_read_owner: Option<RawAccount>,
-    /// Group of the control socket that only shows.
+    /// Group of the read-only control socket.
     pub control_read_group: Option<RawAccount>,
-    /// Mode of the control socket that only shows, in octal.
+    /// Mode of the read-only control socket, in octal.
     pub control_read_mode: Option<String>,
     /// Address of the host's loopback at which metrics can be scraped; default: none.
     pub metrics_listen: Option<SocketAddr>,
-    /// Folders below which other users than root and that of the process may name files and
-    /// sockets over the control API; default: none.
+    /// Folders below which users other than root and the daemon's own may name files and sockets
+    /// over the control API; default: none.
     #[serde(default)]
     pub allow_paths: Vec<PathBuf>,
-    /// Devices that each of those users may have at a time, 0 to 65536; default 256.
+    /// Devices that each user other than root and the daemon's own may have at a time, 0 to 65536;
+    /// default 256.
     pub user_devices_max: Option<u64>,
-    /// Folder in which devices of the control API are kept; default: they end with the process.
+    /// Folder in which devices that were added over the control API are saved; default: they end
+    /// with the process.
     pub state_dir: Option<PathBuf>,
-    /// Seconds to wait for what another process holds; 0: none; default: for ever.
+    /// Seconds for which a device waits for a file, socket or interface that another process holds;
+    /// 0: none; default: for ever.
     pub wait: Option<u32>,
-    /// Which devices share a device process: of a "user" (default), each "device" alone, or "one".
+    /// Which devices share a device process: "user" (default): those whose front-ends run as the
+    /// same user; "device": each has its own; "one": the daemon itself serves all.
     pub domains: Option<String>,
-    /// What these processes give up: "none", "auto" or "seccomp"; default "auto".
+    /// Which rights device processes give up: "none", "auto" or "seccomp"; default "auto".
     pub sandbox: Option<String>,
 }
 
 impl RawDaemon {
-    /// An option of the command line that was given, if any; apart from `control`.
+    /// The first option of the command line, except `--control`, that was given; `None` if none
+    /// was.
     pub fn given(&self) -> Option<&'static str> {
         let given = [
             ("--workers", self.workers.is_some()),
@@ -98,8 +104,8 @@ impl RawDaemon {
     }
 }
 
-/// Where the front-end of a device comes from, and what is taken from it: keys of every device,
-/// and options of every command that serves one.
+/// How a device gets its front-end, and the bounds of the front-end: keys of every device, and
+/// options of every command that serves a device.
 #[derive(Args, Clone, Debug)]
 pub struct RawSocket {
     /// Path of the vhost-user socket, at which the VMM connects.
@@ -135,7 +141,8 @@ pub struct RawSocket {
     pub memory_max: Option<RawSize>,
 }
 
-/// A table of keys, each with what a change of it costs, and with its numbers if it takes some.
+/// Defines a table of keys. Each key has its type, its [`Class`] (when a change takes effect), and,
+/// if it takes numbers, their range.
 macro_rules! table {
     (
         $(#[$about:meta])*
@@ -172,8 +179,9 @@ macro_rules! table {
     ($numbers:expr) => { Some($numbers) };
 }
 
-/// The table of a kind of device: the keys of every device, then its own. (With
-/// `serde(flatten)` an error would name neither its line nor the keys that there are.)
+/// Defines the table of a kind of device: the keys of every device, then those of the kind. They
+/// are one struct, because with `serde(flatten)` an error would name neither the line nor the known
+/// keys.
 macro_rules! device_table {
     ($(#[$about:meta])* $table:ident { $($own:tt)* }) => {
         table! {
@@ -211,7 +219,7 @@ macro_rules! device_table {
         }
 
         impl $table {
-            /// A device with the keys that all have, and none of its own.
+            /// A device with the keys of every device, and with none of its kind.
             pub fn new(name: String, socket: RawSocket) -> Self {
                 Self {
                     name: Some(name),
@@ -229,7 +237,7 @@ macro_rules! device_table {
                 }
             }
 
-            /// Those keys.
+            /// The keys of every device.
             pub fn socket(&self) -> RawSocket {
                 RawSocket {
                     socket_path: self.socket_path.clone(),
@@ -376,7 +384,8 @@ device_table! {
     }
 }
 
-/// The key of a device of this name, in whichever table; one of both tables is the same in both.
+/// Finds a key of a disk or a network device by its name. A key that both tables have has the same
+/// class and numbers in both.
 pub(crate) fn key(name: &str) -> Option<&'static Key> {
     RawBlk::KEYS.iter().chain(RawNet::KEYS).find(|key| key.name == name)
 }

@@ -1,4 +1,4 @@
-//! Bytes as hexadecimal digits, which take half the space of a list of numbers.
+//! Serializes bytes as hexadecimal digits, which take half the space of a JSON list of numbers.
 
 use serde::de::Error;
 use serde::{Deserialize, Deserializer, Serializer};

@@ -1,57 +1,64 @@
-//! The journal of a session, as it lies in a file of fixed size: what a device process writes there
-//! (`processes/session_journal.rs`), and what the next process of its domain reads.
+//! The layout of a session's journal in a file of fixed size. A device process writes the journal
+//! (`serve/src/device_process/session_journal.rs`); after its death, the next process of its domain
+//! reads it and resumes the session.
 //!
 //! The file has two halves. One of them holds the state: a snapshot at its start, and behind it a
-//! log of the changes since then. A change is one record, and changes nothing of what is written:
+//! log of the changes since then. A change is appended as one record; earlier bytes stay as they
+//! are:
 //!
 //! ```text
-//! half     snapshot, change, change, ..   of which the sequence numbers follow each other
+//! half     snapshot, change, change, ..   with consecutive sequence numbers
 //! record   version, size, sequence, checksum; then the change of the answer, the keys of entries
 //!          that go, and the entries that come, each with its key and the name of its descriptors
 //! ```
-//! A log that is full ends with a snapshot in the other half, whose sequence number follows too.
-//! The state is that of the half with the snapshot of the higher number, and of the changes behind
-//! it.
+//! When the log is full, a snapshot with the next sequence number is written to the other half. The
+//! half whose snapshot has the higher sequence number holds the state: its snapshot, and the
+//! changes behind that.
 //!
-//! **A death in the middle of a write leaves the former state or the new one**, never a mixture:
-//! * A record that is not written whole has not its checksum. The log ends before it.
-//! * Bytes of an earlier log may lie behind the last record, also whole records: their numbers do
-//!   not follow.
-//! * A snapshot that is not written whole is none: the other half still holds the state. Before the
-//!   first snapshot, which goes to the first half, the state is empty.
+//! **A writer that dies in the middle of a write leaves the former state or the new one**, never a
+//! mixture:
+//! * A record that was written in part does not match its checksum: the log ends before it.
+//! * Whole records of an earlier log may lie behind the last record: their sequence numbers are not
+//!   consecutive with it, so they are not read.
+//! * A snapshot that was written in part is ignored: the other half still holds the state. The
+//!   first snapshot goes to the first half; before it is whole, the state is empty.
 //!
-//! Descriptors lie in no file. Their order with what is written here has four points, in
-//! `session_journal.rs`.
+//! File descriptors cannot lie in the file: the supervisor keeps them under the names that entries
+//! have. `session_journal.rs` explains in which order descriptors and records are written.
 //!
-//! The process that wrote the file may have been compromised by its guest. So whoever reads it
-//! believes nothing: each size and count is compared with what is left of the file.
+//! The process that wrote the file may have been compromised by its guest. So the reader trusts
+//! nothing in it: each size and count is checked against the bytes that are left in the file.
 
 use std::collections::BTreeMap;
 
 /// The version of the layout.
 const VERSION: u32 = 1;
-/// In the place of a version: the writer could not go on, so nothing here is the last state.
+/// The version field of a journal whose writer could not write a later state: no state in the file
+/// is the last one, so the session cannot be resumed.
 const LOST: u32 = u32::MAX;
 /// Size of the head of a record.
 const HEAD: usize = 24;
-/// Size of what is before the lists of a record.
+/// Size of the counts behind the head: of the answer's bytes, of the dropped keys, of the entries.
 const COUNTS: usize = 12;
 /// Size of an entry without its bytes.
 const ENTRY_HEAD: usize = 16;
 /// Longest entry: the state of a network device with full tables.
 pub const ENTRY_SIZE_MAX: usize = 7168;
-/// Longest prefix of a message by which it is recognised.
+/// The most bytes that are kept of the beginning of a message whose answer is under way. The next
+/// process compares them with the unread bytes of the socket: if they differ, the message was
+/// consumed, so its answer was sent.
 pub const ANSWERING_MAX: usize = 256;
-/// Bytes of a session's entries, for each that it may have: nearly all are short messages.
+/// Bytes that the file has for each entry on average: nearly all entries are short messages.
 const ENTRY_SIZE_MEAN: usize = 128;
-/// Bytes beside them: the state of a network device, and the longest writes to the configuration.
+/// Bytes that the file has for the long entries: the state of a network device, and the longest
+/// writes to the configuration space.
 const LONG_SIZE_MAX: usize = 64 << 10;
-/// Least space for the changes behind a snapshot.
+/// The least space of a log behind its snapshot, in bytes.
 const LOG_MIN: usize = 8 << 10;
-/// The file is made of whole pages.
+/// Each half of the file is a multiple of this size.
 const PAGE: usize = 4096;
 
-/// The size of the file of a session that has this many entries at most.
+/// The size of the journal's file, in bytes, for a session with at most this many entries.
 #[must_use]
 pub const fn file_size(entries: usize) -> usize {
     let state = entries * (ENTRY_SIZE_MEAN + ENTRY_HEAD) + LONG_SIZE_MAX;
@@ -63,7 +70,7 @@ pub const fn file_size(entries: usize) -> usize {
 pub struct Entry {
     /// The message of the front-end, or the state of the device.
     pub bytes: Vec<u8>,
-    /// The name under which the supervisor keeps the descriptors of the entry, if it has any.
+    /// The name under which the supervisor keeps the entry's descriptors; `None`: it has none.
     pub name: Option<u64>,
 }
 
@@ -73,7 +80,7 @@ pub enum Answered {
     /// Unchanged.
     #[default]
     Unchanged,
-    /// The answer to the message that begins with these bytes is under way.
+    /// The message that begins with these bytes was applied, and its answer may not be sent yet.
     UnderWay(Vec<u8>),
     /// The answer was sent.
     Sent,
@@ -82,9 +89,9 @@ pub enum Answered {
 /// A change of the journal.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Change {
-    /// The keys of entries that go. They go first.
+    /// The keys of entries that are removed, before the new ones are added.
     pub drops: Vec<u32>,
-    /// Entries that come, each in the place of the one with its key.
+    /// Entries that are added. An entry replaces one with the same key.
     pub puts: Vec<(u32, Entry)>,
     /// The change of the answer.
     pub answer: Answered,
@@ -100,7 +107,7 @@ pub struct State {
 }
 
 impl State {
-    /// Changes the state.
+    /// Applies a change to the state.
     pub fn apply(&mut self, change: Change) {
         let Change { drops, puts, answer } = change;
         for key in drops {
@@ -114,7 +121,7 @@ impl State {
         }
     }
 
-    /// The change of an empty state into this one.
+    /// The change that makes an empty state into this one: a snapshot is written as such a change.
     fn into_change(self) -> Change {
         let answer = self.answering.map_or(Answered::Sent, Answered::UnderWay);
         Change { drops: Vec::new(), puts: self.entries.into_iter().collect(), answer }
@@ -124,13 +131,14 @@ impl State {
 /// Bytes to write into the file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Store {
-    /// Where they begin.
+    /// The offset in the file.
     pub at: usize,
     /// The bytes.
     pub bytes: Vec<u8>,
 }
 
-/// The state has no room in a half: it is that of no session of the device.
+/// The state does not fit a half of the file: it has more entries, or longer ones, than a session
+/// of the device can have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("a journal of {size} bytes; the maximum is {size_max}")]
 pub struct Full {
@@ -138,7 +146,7 @@ pub struct Full {
     size_max: usize,
 }
 
-/// Why the bytes of a file are the journal of no session.
+/// Why the session of a file cannot be resumed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[allow(missing_docs, reason = "the Display text says what each field is")]
 pub enum JournalError {
@@ -158,33 +166,36 @@ pub enum JournalError {
     Answer { kind: u8, size: usize },
 }
 
-/// Where the next record of a journal goes.
+/// Makes the records of a journal, and knows where the next one goes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Writer {
     half_size: usize,
     /// The half that holds the state: 0 or 1.
     half: usize,
-    /// The end of its last record.
+    /// The end of the last record, as an offset in the half.
     end: usize,
-    /// The size of its snapshot.
+    /// The size of the snapshot of the half.
     snapshot: usize,
-    /// The number of its last record.
+    /// The sequence number of the last record.
     sequence: u64,
 }
 
 impl Writer {
-    /// The writer of a file of this size in which nothing is written. It begins with a snapshot.
+    /// The writer of an empty file of this size. Its first record must be a snapshot.
     #[must_use]
     pub fn new(file_size: usize) -> Self {
         let half_size = file_size / 2;
+        // Half 1 counts as full: `append` fails, and the first snapshot goes to half 0.
         Self { half_size, half: 1, end: half_size, snapshot: 0, sequence: 0 }
     }
 
-    /// The record of a change. `None`: the log is full, and a snapshot is due.
+    /// Makes the record of a change. `None`: the log is full, and the caller must write a snapshot
+    /// instead.
     #[must_use]
     pub fn append(&mut self, change: &Change) -> Option<Store> {
         let bytes = record(self.sequence.wrapping_add(1), change);
-        // The longer the snapshot, the more changes pay for it.
+        // The log may grow as long as its snapshot, or LOG_MIN: so the next snapshot costs about as
+        // many bytes as the changes since the last one.
         let log = self.snapshot.max(LOG_MIN);
         if self.end + bytes.len() > self.half_size.min(self.snapshot + log) {
             return None;
@@ -195,10 +206,10 @@ impl Writer {
         Some(store)
     }
 
-    /// The record of a snapshot, which begins the log of the other half.
+    /// Makes the record of a snapshot, which begins the log of the other half.
     ///
     /// # Errors
-    /// [`Full`]: the journal stays as it is.
+    /// [`Full`]: the state does not fit. The journal stays as it is.
     pub fn snapshot(&mut self, state: State) -> Result<Store, Full> {
         let sequence = self.sequence.wrapping_add(1);
         let bytes = record(sequence, &state.into_change());
@@ -210,18 +221,20 @@ impl Writer {
         Ok(Store { at: self.half * self.half_size, bytes })
     }
 
-    /// What says in both halves that the last state is not here.
+    /// Makes the bytes that mark both halves as lost: whoever reads them gets
+    /// [`JournalError::Lost`].
     #[must_use]
     pub fn lost(&self) -> [Store; 2] {
         [0, 1].map(|half| Store { at: half * self.half_size, bytes: vec![u8::MAX; HEAD] })
     }
 }
 
-/// The state in the bytes of a file, and the writer that goes on with it. An empty state of a file
-/// in which nothing was written whole. `entries_max`: of a session of the device.
+/// Reads the state in the bytes of a file, and makes the writer that continues the file. If the
+/// first snapshot was never written whole, the state is empty. `entries_max` is the most entries
+/// that a session of the device can have.
 ///
 /// # Errors
-/// [`JournalError`], one for each reason: the session of the file cannot be resumed.
+/// [`JournalError`]: the session of the file cannot be resumed.
 pub fn read(bytes: &[u8], entries_max: usize) -> Result<(Writer, State), JournalError> {
     let half_size = bytes.len() / 2;
     let halves = [&bytes[..half_size], &bytes[half_size..2 * half_size]];
@@ -240,6 +253,8 @@ pub fn read(bytes: &[u8], entries_max: usize) -> Result<(Writer, State), Journal
             None => Err(JournalError::NoSnapshot),
         };
     };
+    // Apply the snapshot, then each change, until a record is not whole or not the next one.
+    // Apply the snapshot, then each change, until a record is not whole or not the next one.
     let (log, mut state) = (halves[half], State::default());
     let mut writer = Writer { half_size, half, end: 0, snapshot: 0, sequence: 0 };
     while let Some(head) = Head::of(&log[writer.end..]) {
@@ -269,7 +284,7 @@ struct Head {
 }
 
 impl Head {
-    /// The head at the start of these bytes; `None`: they are too few.
+    /// Reads the head at the start of these bytes; `None`: there are too few bytes.
     fn of(bytes: &[u8]) -> Option<Self> {
         let mut rest = bytes;
         Some(Self {
@@ -288,8 +303,8 @@ impl Head {
     }
 }
 
-/// FNV-1a over all of a record but its version. It finds what was not written whole, and is no
-/// defence against a process that writes what it likes.
+/// FNV-1a over size, sequence and contents of a record. It finds records that were written in part;
+/// it is no defence against a process that forges records.
 fn checksum(size: u32, sequence: u64, rest: &[u8]) -> u64 {
     let head = size.to_le_bytes().into_iter().chain(sequence.to_le_bytes());
     head.chain(rest.iter().copied()).fold(0xcbf2_9ce4_8422_2325, |sum: u64, byte| {
@@ -297,12 +312,12 @@ fn checksum(size: u32, sequence: u64, rest: &[u8]) -> u64 {
     })
 }
 
-/// A size that is one of a record's, which is shorter than its file.
+/// A size in a record as 32 bits. It always fits, since a record is shorter than the file.
 fn short(size: usize) -> u32 {
     u32::try_from(size).unwrap_or(u32::MAX)
 }
 
-/// A change as a record.
+/// Encodes a change as a record with its head.
 fn record(sequence: u64, change: &Change) -> Vec<u8> {
     let Change { drops, puts, answer } = change;
     let (kind, known): (u8, &[u8]) = match answer {
@@ -332,7 +347,7 @@ fn record(sequence: u64, change: &Change) -> Vec<u8> {
     bytes
 }
 
-/// The change of a record, whose bytes behind the head these are.
+/// Decodes the change of a record from the bytes behind the record's head.
 fn parse(bytes: &[u8]) -> Result<Change, JournalError> {
     fn word(rest: &mut &[u8]) -> Result<u32, JournalError> {
         take(rest).map(u32::from_le_bytes).ok_or(JournalError::Short)
@@ -352,7 +367,7 @@ fn parse(bytes: &[u8]) -> Result<Change, JournalError> {
         2 if known.is_empty() => Answered::Sent,
         _ => return Err(JournalError::Answer { kind, size: known.len() }),
     };
-    // Nothing is set aside for a count that the record has no room for.
+    // The lists grow with what is read: a forged count must not allocate memory in advance.
     let mut change = Change { answer, ..Change::default() };
     for _ in 0..drops {
         change.drops.push(word(rest)?);
@@ -369,7 +384,7 @@ fn parse(bytes: &[u8]) -> Result<Change, JournalError> {
     Ok(change)
 }
 
-/// The next bytes; `None`: there are fewer.
+/// Takes the next `N` bytes; `None`: there are fewer.
 fn take<const N: usize>(rest: &mut &[u8]) -> Option<[u8; N]> {
     let (found, after) = rest.split_first_chunk()?;
     *rest = after;

@@ -1,18 +1,19 @@
-//! What the supervisor and a device process say to each other: plain values, without I/O.
-//!
-//! Nothing here uses the configuration, the supervisor, or what serves a device.
+//! The messages between the supervisor and a device process, as plain values without I/O. The crate
+//! depends on neither the configuration, the supervisor, nor the code that serves devices.
 //!
 //! ```text
 //! supervisor                                             device process
-//!     | -- Command (a device, a queue's descriptors, ..) ----> |
-//!     | <-- Report (a session, what a front-end sent, ..) ---- |
-//!     | <-- PrivilegedRequest (what needs rights), answered -> |
+//!     | -- Command (serve a device, serve a client, ..) -----> |
+//!     | <-- Report (a session began, a device stopped, ..) --- |
+//!     | <-- PrivilegedRequest (attach a queue pair, ..) ------ |
+//!     | -- Command::Done or ::Connected, its answer ---------> |
 //! ```
-//! `message.rs` has the messages, of which each is one datagram of JSON with its descriptors;
-//! `spec.rs` a device, resolved, without a path and without a socket; `switch.rs` a switch and its
-//! ports; `nbd.rs` what is said of an NBD server; `journal.rs` how the journal of a session lies in
-//! memory. A device process may have been taken over by its guest: what it sends is parsed with the
-//! bounds of `message.rs`, and judged by the supervisor.
+//! `message.rs` defines the messages: each is one datagram of JSON, with file descriptors.
+//! `spec.rs` describes a device with all values resolved, without paths and sockets; `switch.rs` a
+//! switch and its ports; `nbd.rs` an NBD server's export and its errors; `journal.rs` the layout of
+//! a session's journal in memory. A device process may have been compromised by its guest: its
+//! messages are parsed with the bounds of `message.rs`, and the supervisor checks each one before
+//! it acts.
 #![forbid(unsafe_code)]
 #![deny(clippy::print_stdout, clippy::print_stderr)]
 

@@ -1,8 +1,8 @@
 //! Messages between the supervisor and a device process: a byte for the version, then JSON.
 //!
-//! A device process may be compromised by its guest. So its messages are short, name only devices
-//! that it was given, and request only what a guest may choose ([`PrivilegedRequest`]), one request
-//! at a time.
+//! A device process may be compromised by its guest. So the supervisor accepts only short messages
+//! from it, about devices that it was given. Its requests ([`PrivilegedRequest`]) are limited to
+//! settings that a guest may choose, and to one at a time.
 
 use crate::digits;
 use crate::nbd::{NbdFailure, NbdFound, NbdTarget};
@@ -11,8 +11,8 @@ use crate::switch::{SwitchPortSpec, SwitchSpec};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-/// The version of all messages. Supervisor and device process are one program: another version is
-/// refused.
+/// The version of all messages. Supervisor and device process are the same program, so a message of
+/// another version is refused.
 pub const VERSION: u8 = 2;
 /// Longest message, in bytes.
 pub const SIZE_MAX: usize = 16384;
@@ -23,16 +23,19 @@ pub const FDS_MAX: usize = 240;
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum Command {
-    /// A device to serve. File descriptors: one for the counters; of a disk in a file, one for
-    /// transfers and all others for flushes, of a disk in memory one; if it has a `port`, one for
-    /// each of its queue pairs, and one for the table of flows if that has a key, or one for the
-    /// memory of its sockets by AF_XDP; one for the frames that are captured, if they are.
+    /// Serve a device. File descriptors, in this order:
+    /// * one for the counters;
+    /// * of a disk in a file: one for transfers, and all others for flushes; of a disk in memory:
+    ///   one for the memory;
+    /// * with a `port`: one for each queue pair, then one for the table of flows (if `table_key` is
+    ///   set), or one for the memory of AF_XDP sockets (if `chunk` is set);
+    /// * if frames are captured: one for the pipe to the supervisor.
     Device {
-        /// Its name.
+        /// The device's name.
         device: String,
-        /// The device.
+        /// The description of the device.
         spec: DeviceSpec,
-        /// Its frames go to an interface of the host.
+        /// The interface of the host to which its frames go, if they do.
         port: Option<PortFacts>,
     },
     /// The switch whose ports the process serves, before the first of them. File descriptors: the
@@ -68,26 +71,27 @@ pub enum Command {
         /// The ring.
         ring: XenRing,
     },
-    /// The front-end of a Xen disk connects, with the rings of the commands before. One descriptor:
-    /// this machine's grant device, or the memory of a simulated domain.
+    /// Connect the front-end of a Xen disk, with the rings of the preceding [`Self::XenRing`]
+    /// commands. One file descriptor: on a real Xen the grant device, on a simulated one the memory
+    /// of the domain.
     XenConnect {
         /// The device's name.
         device: String,
         /// The front-end.
         front: XenFrontEnd,
     },
-    /// Leave the rings of a Xen disk as they are.
+    /// Stop serving the connection of a Xen disk, and leave its rings as they are.
     XenDisconnect {
         /// The device's name.
         device: String,
-        /// That of the connection.
+        /// The number of the connection.
         number: u64,
     },
-    /// A change of a network device by host or operator; each message has the whole state.
+    /// The host or the operator has changed a network device. Each message has the whole state.
     Outside {
         /// The device's name.
         device: String,
-        /// The operator has not pulled the guest's cable.
+        /// The link, as the operator sets it.
         link_up: bool,
         /// The interface was deleted.
         is_gone: bool,
@@ -96,27 +100,29 @@ pub enum Command {
         /// How often the guest was asked to announce itself.
         announcements: u64,
     },
-    /// The supervisor has joined another interface in place of one that was deleted. File
-    /// descriptors: one for each queue pair.
+    /// Use the queues of another interface, which the supervisor has opened in place of one that
+    /// was deleted. File descriptors: one for each queue pair; then, with `chunk`, one for the
+    /// memory of the AF_XDP sockets.
     Queues {
         /// The device's name.
         device: String,
-        /// What the host keeps from this interface.
+        /// The frames that the host does not deliver to this interface.
         filter: PortFilter,
-        /// Bytes of a chunk, of sockets of AF_XDP; their memory follows them.
+        /// Of AF_XDP sockets: the size of a chunk in bytes.
         chunk: Option<u32>,
     },
-    /// The limit of a device, per second. A group's rates hold for all its devices together.
+    /// Set the limit of a device. The rates of a group hold for all its devices together.
     Limit {
         /// The device's name.
         device: String,
-        /// Its own.
+        /// The device's own rates.
         rates: LimitRates,
-        /// That of the group which it is in.
+        /// The rates of the device's group, if it is in one.
         group: Option<GroupRates>,
     },
-    /// Devices of other processes share a group with those of this one: its time comes from a
-    /// lease. File descriptors: what was granted, and what is used.
+    /// Use a lease for a group, because devices of other processes are in it too: the supervisor
+    /// divides the group's rates among the processes. File descriptors: the memory in which the
+    /// supervisor writes grants, and the memory in which this process writes its use.
     Lease {
         /// The group.
         group: String,
@@ -125,7 +131,7 @@ pub enum Command {
     Done {
         /// The number of the request.
         number: u64,
-        /// The system's error number; 0: the request was carried out.
+        /// The errno of the failure; 0: the request was carried out.
         error: i32,
     },
     /// The answer to [`PrivilegedRequest::Connect`]. File descriptors: a socket, and a file with
@@ -133,26 +139,27 @@ pub enum Command {
     Connected {
         /// The number of the request.
         number: u64,
-        /// There is no connection.
+        /// Why connecting failed; `None`: the socket is connected.
         failed: Option<NbdFailure>,
     },
     /// Ask a server for its export, and answer with [`Report::Export`]. File descriptors: as for
     /// [`Self::Connected`].
     Export {
-        /// What the server is asked for.
+        /// The export to ask the server for.
         target: NbdTarget,
-        /// For how many milliseconds.
+        /// The timeout in milliseconds.
         limit_ms: u32,
     },
-    /// File descriptors that the journal of the client that comes next names.
+    /// Hands over file descriptors that the journal of the next client names: that of the
+    /// [`Self::Client`] which follows.
     SavedFds {
         /// The device's name.
         device: String,
-        /// Their names, in the order of the descriptors.
+        /// The names of the descriptors, in the order of the descriptors.
         named: Vec<NamedFds>,
     },
-    /// A client has connected to a device, or has lost the device process that served it. Two file
-    /// descriptors: the socket, and the journal of its session (`protocol/journal.rs`).
+    /// Serve a client that has connected to a device, or whose device process has ended. Two file
+    /// descriptors: the socket, and the journal of the session (`protocol/journal.rs`).
     Client {
         /// The device's name.
         device: String,
@@ -162,9 +169,9 @@ pub enum Command {
     /// Quiesce for another supervisor: queues stop, descriptors and mappings are closed, and
     /// front-ends stay connected.
     Quiesce {},
-    /// Stop a device.
+    /// Stop serving a device.
     Remove {
-        /// Its name.
+        /// The device's name.
         device: String,
     },
     /// Read the size of a device's file again.
@@ -172,21 +179,23 @@ pub enum Command {
         /// The device's name.
         device: String,
     },
-    /// One file descriptor: the file to which the state of the threads is written.
+    /// Hands over the file into which the process writes the state of its threads. One file
+    /// descriptor.
     Threads {},
-    /// Write down counters and the state of the threads.
+    /// Write counters and the state of the threads into their files, and answer with
+    /// [`Report::Counted`].
     Count {
-        /// The answer names it.
+        /// The answer repeats this number.
         number: u64,
     },
-    /// Answer, to show that the process is responsive.
+    /// Answer with [`Report::Counted`], to show that the process is responsive.
     Ping {
-        /// The answer names it.
+        /// The answer repeats this number.
         number: u64,
     },
 }
 
-/// Properties of the interface whose queues a device process is given.
+/// The properties of an interface whose queues the supervisor hands to a device process.
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct PortFacts {
@@ -198,23 +207,23 @@ pub struct PortFacts {
     pub offloads: u64,
     /// The interface's MTU in bytes.
     pub mtu: Option<u16>,
-    /// The key of the table in which flows are noted, if there is one.
+    /// The hash key of the BPF map that steers flows to queues, if there is a map.
     pub table_key: Option<u64>,
     /// The host can choose queues by the guest's hash.
     pub can_hash: bool,
-    /// What the host keeps from the interface.
+    /// The frames that the host does not deliver to the interface.
     pub filter: PortFilter,
-    /// Bytes of a chunk of its sockets, if it is one by AF_XDP.
+    /// Of AF_XDP sockets: the size of a chunk in bytes.
     pub chunk: Option<u32>,
 }
 
-/// The frames that the host keeps from an interface.
+/// The frames that the host does not deliver to an interface.
 #[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct PortFilter {
-    /// The only unicast address whose frames reach it, if there is one.
+    /// Unicast frames are delivered only if they are for this address; `None`: all are.
     pub only_to: Option<[u8; 6]>,
-    /// Only frames to groups that the host has joined reach it.
+    /// Multicast frames are delivered only for groups that the host has joined.
     pub lacks_groups: bool,
 }
 
@@ -222,11 +231,11 @@ pub struct PortFilter {
 #[derive(Clone, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct XenRing {
-    /// The grant references of its pages.
+    /// The grant references of the ring's pages.
     pub refs: Vec<u32>,
-    /// The port of the event channel, of this machine's Xen.
+    /// The port of the event channel; `None`: the Xen is simulated.
     pub port: Option<u32>,
-    /// It has a journal.
+    /// A descriptor for the journal of the ring follows.
     pub has_journal: bool,
 }
 
@@ -242,11 +251,11 @@ pub struct XenFrontEnd {
     pub abi: usize,
     /// It uses persistent grants.
     pub persistent: bool,
-    /// Most segments of an indirect request, as it was offered.
+    /// The most segments of an indirect request that the front-end was offered.
     pub indirect_segments_max: u16,
-    /// An earlier process has served its rings.
+    /// An earlier process has served its rings: resume them.
     pub takeover: bool,
-    /// Where the pages of a simulated domain are mapped from.
+    /// The right to map pages of a simulated domain; `None`: the Xen is real.
     pub seat: Option<XenSeat>,
 }
 
@@ -256,7 +265,7 @@ pub struct XenFrontEnd {
 pub struct XenSeat {
     /// Entries of the domain's grant table.
     pub entries: u32,
-    /// The seat.
+    /// The index of this process among those that map the domain's pages.
     pub seat: u8,
 }
 
@@ -264,13 +273,13 @@ pub struct XenSeat {
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum XenReport {
-    /// Its rings are served.
+    /// The rings of the connection are served.
     Started {},
-    /// Its rings are not served, and nothing of the front-end is in use.
+    /// Starting the rings failed, and nothing of the front-end is mapped or open any more.
     Refused {
         /// The reason.
         text: String,
-        /// Another try may succeed.
+        /// Another attempt may succeed.
         passes: bool,
     },
     /// A queue met a fault of the front-end.
@@ -278,7 +287,7 @@ pub enum XenReport {
         /// What the front-end did wrong, one sentence for the log.
         text: String,
     },
-    /// Its rings are not served any more: nothing of the front-end is in use.
+    /// The rings are no longer served, and nothing of the front-end is mapped or open any more.
     Stopped {},
 }
 
@@ -286,11 +295,12 @@ pub enum XenReport {
 #[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct LimitRates {
-    /// Requests or packets: read or sent, written or received, all.
+    /// Requests or packets. Index 0: reads, or packets that the guest sends; 1: writes, or packets
+    /// that it receives; 2: all together.
     pub ops: [u64; 3],
-    /// Their bytes.
+    /// Bytes, with the same indexes as `ops`.
     pub bytes: [u64; 3],
-    /// Burst: milliseconds without requests whose share is kept.
+    /// The burst: unused rate is saved up for at most this many milliseconds.
     pub burst_ms: u64,
 }
 
@@ -300,50 +310,51 @@ pub struct LimitRates {
 pub struct GroupRates {
     /// The group's name.
     pub name: String,
-    /// Rates of all its devices together.
+    /// The rates of all the group's devices together.
     pub rates: LimitRates,
 }
 
-/// Some of a message's file descriptors, which belong to an entry of a session's journal.
+/// Consecutive file descriptors of a message, which belong to one entry of a session's journal.
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct NamedFds {
-    /// By which the entry names them.
+    /// The name by which the entry refers to the descriptors.
     pub name: u64,
-    /// How many there are.
+    /// The number of descriptors.
     pub count: usize,
 }
 
-/// A request of a device process for what its guest may choose and only the supervisor may do.
+/// A request of a device process for a setting that its guest may choose, but that only the
+/// supervisor has the rights to make.
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum PrivilegedRequest {
     /// Attach or detach a queue pair of the interface.
     Pair {
-        /// Its index.
+        /// The index of the pair.
         pair: u16,
-        /// Attach it.
+        /// True: attach the pair; false: detach it.
         attached: bool,
     },
     /// Deliver frames with these offloads only.
     Offloads {
-        /// As `VIRTIO_NET_F_GUEST_*`.
+        /// The offloads as `VIRTIO_NET_F_GUEST_*` bits.
         bits: u64,
     },
     /// Steer frames to the pairs that the guest's hash chooses.
     Rss {
-        /// `struct virtio_net_rss_config`, as its driver writes it; empty: the host steers.
+        /// `struct virtio_net_rss_config` as the driver sent it; empty: the host chooses the pairs.
         #[serde(with = "digits")]
         config: Vec<u8>,
     },
     /// Lock the image for rings that start, or unlock it after all rings have stopped.
     Lock {
-        /// Lock it.
+        /// True: lock the image; false: unlock it.
         is_held: bool,
     },
     /// Connect to the server of the disk, answered by [`Command::Connected`].
     Connect {
-        /// For how many milliseconds.
+        /// The timeout in milliseconds.
         limit_ms: u32,
     },
 }
@@ -357,23 +368,23 @@ pub enum Report {
     /// All devices have quiesced, and all their descriptors and mappings are closed. No further
     /// report follows.
     Quiesced {},
-    /// A front-end has connected to a device, or has left.
+    /// The session of a front-end has begun, or has ended.
     Session {
         /// The device's name.
         device: String,
-        /// It has connected.
+        /// True: the session has begun; false: it has ended.
         is_open: bool,
     },
-    /// The file descriptors of a client's session: those of this message are kept for the next
-    /// device process, and some that came before are not needed any more.
+    /// Asks the supervisor to keep the message's file descriptors for the next device process that
+    /// serves the session, and to close descriptors that were kept before.
     SessionFds {
         /// The device's name.
         device: String,
         /// The number of the client.
         number: u64,
-        /// The name under which those of the message are kept, if it has any.
+        /// The name under which to keep the message's descriptors, if it has any.
         keep: Option<u64>,
-        /// The names of those that may be closed.
+        /// The names of the descriptors to close.
         release: Vec<u64>,
     },
     /// The session of a client has ended, or the client was refused.
@@ -385,39 +396,40 @@ pub enum Report {
     },
     /// A device has stopped, and all its descriptors and mappings are closed.
     Removed {
-        /// Its name.
+        /// The device's name.
         device: String,
     },
     /// A request for the guest of a device, answered by [`Command::Done`].
     Request {
         /// The device's name.
         device: String,
-        /// The answer names it.
+        /// The answer repeats this number.
         number: u64,
         /// The request.
         request: PrivilegedRequest,
     },
-    /// A queue of a device cannot be read or written: the interface may be gone.
+    /// A queue of a device's interface cannot be read or written: the interface may be deleted.
     Suspect {
         /// The device's name.
         device: String,
     },
-    /// Devices of a group with a lease need something while the supervisor sleeps.
+    /// The lease of a group does not suffice for its devices' requests, and the supervisor sleeps:
+    /// wakes the supervisor's task that divides the rates of groups.
     Needs {},
-    /// What the guest of a network device chose, for the API to show.
+    /// The settings that the guest of a network device chose, for the API to show.
     Guest {
         /// The device's name.
         device: String,
-        /// Its address.
+        /// The address that the guest uses.
         mac: Option<[u8; 6]>,
-        /// It can announce itself.
+        /// The guest's driver can announce the guest.
         announces: bool,
-        /// The index of its control queue.
+        /// The index of the control queue.
         control: Option<u16>,
-        /// The pairs in use of a port that the device process has.
+        /// The queue pairs in use, if the port is not an interface of the host.
         pairs: Option<u16>,
     },
-    /// A report about the connection of a Xen disk that was named last.
+    /// A report about the latest connection of a Xen disk.
     Xen {
         /// The device's name.
         device: String,
@@ -428,17 +440,17 @@ pub enum Report {
     },
     /// The answer to [`Command::Export`].
     Export {
-        /// What the server offers.
+        /// The export, or why the server did not give it.
         found: NbdFound,
     },
-    /// The counters are written.
+    /// The answer to [`Command::Count`] and [`Command::Ping`].
     Counted {
-        /// The number of the question.
+        /// The number of the command.
         number: u64,
     },
 }
 
-/// Why bytes are no message.
+/// Why bytes cannot be parsed as a message, or a message cannot be written.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs, reason = "the Display text says what each field is")]
 pub enum MessageError {
@@ -452,10 +464,10 @@ pub enum MessageError {
     Text(#[from] serde_json::Error),
 }
 
-/// A message as bytes.
+/// Encodes a message.
 ///
 /// # Errors
-/// [`MessageError::Long`].
+/// [`MessageError::Long`]: the message is longer than [`SIZE_MAX`].
 pub fn emit<T: Serialize>(message: &T) -> Result<Vec<u8>, MessageError> {
     let mut bytes = vec![VERSION];
     serde_json::to_writer(&mut bytes, message)?;
@@ -465,10 +477,10 @@ pub fn emit<T: Serialize>(message: &T) -> Result<Vec<u8>, MessageError> {
     Ok(bytes)
 }
 
-/// Bytes as a message.
+/// Parses a message.
 ///
 /// # Errors
-/// [`MessageError`], one for each reason.
+/// [`MessageError`]: the bytes are empty, too long, of another version, or malformed.
 pub fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, MessageError> {
     match bytes {
         [] => Err(MessageError::Empty),

@@ -1,13 +1,13 @@
-//! The disk of an NBD server, as supervisor and device process name it to each other. The address
-//! and the certificates are no part of it: the supervisor connects, and hands both over with each
-//! socket.
+//! The description of an NBD server's export, for messages between supervisor and device process.
+//! It has neither the server's address nor certificates: the supervisor connects, and sends each
+//! connected socket with the certificates.
 
 use serde::{Deserialize, Serialize};
 
 /// Longest name of an export as JSON, and longest name of a host, in bytes.
 pub const NAMES_MAX: (usize, usize) = (4096, 253);
 
-/// What a server is asked for.
+/// The export that a client asks a server for.
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct NbdTarget {
@@ -17,15 +17,15 @@ pub struct NbdTarget {
     pub tls: Option<String>,
 }
 
-/// The disk of an NBD server.
+/// A disk that is the export of an NBD server.
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct NbdSpec {
-    /// What the server is asked for.
+    /// The export to ask the server for.
     pub target: NbdTarget,
-    /// Seconds for which requests wait for a server that is gone; `None`: for ever.
+    /// Seconds for which requests wait for a server that is unreachable; `None`: for ever.
     pub reconnect: Option<u64>,
-    /// The export that the guest is told of.
+    /// The properties of the export that the guest was told.
     pub told: ExportSpec,
 }
 
@@ -33,38 +33,38 @@ pub struct NbdSpec {
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct ExportSpec {
-    /// In bytes.
+    /// Bytes.
     pub size: u64,
-    /// Transmission flags.
+    /// Transmission flags of the NBD protocol (`NBD_FLAG_*`).
     pub flags: u16,
-    /// The unit of offsets and lengths.
+    /// Offsets and lengths must be multiples of this many bytes.
     pub block_min: u32,
-    /// The recommended size of reads and writes.
+    /// The recommended size of reads and writes, in bytes.
     pub block_preferred: u32,
-    /// The data of one command at most.
+    /// The most bytes of data in one command.
     pub block_max: u32,
     /// Replies to reads are structured.
     pub structured: bool,
 }
 
-/// Why there is no connection, or no export.
+/// Why connecting to a server, or asking it for its export, failed.
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct NbdFailure {
     /// The reason, in words that continue a sentence about the server.
     pub text: String,
-    /// A server that takes no more connections looks like this.
+    /// The server may have failed because it accepts no more connections from this client.
     pub is_limit: bool,
-    /// It may be there later.
+    /// Another attempt may succeed later.
     pub passes: bool,
 }
 
-/// The answer of a process that has asked a server for its export.
+/// The answer of the device process that has asked a server for its export.
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum NbdFound {
     /// The export.
     Export(ExportSpec),
-    /// There is none.
+    /// The server has not given its export.
     Failed(NbdFailure),
 }

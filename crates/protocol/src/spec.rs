@@ -1,16 +1,16 @@
-//! `DeviceSpec`: a device as the process that serves it needs it, each value resolved.
+//! `DeviceSpec`: the description of a device for the process that serves it, each value resolved.
 //!
-//! The supervisor makes a spec of its plan (`config/plan`), and the device process makes options of
-//! the spec (`assemble/options.rs`). Both name each field of the structs that they take apart,
-//! without `..`: a field that one of them forgets does not compile. A spec has nothing that only
-//! the supervisor uses: no path, no socket, no address, no name of an interface. Limits and the
-//! state of an interface are messages of their own, since they change.
+//! The supervisor makes a spec from its plan (`config/plan`), and the device process makes options
+//! from the spec (`assemble/options.rs`). Both destructure these structs without `..`: if one of
+//! them forgets a new field, it does not compile. A spec has no value that only the supervisor
+//! uses: no path, no socket, no address, no name of an interface. Limits and the state of an
+//! interface change while a device is served, so they have messages of their own.
 
 use super::nbd::NbdSpec;
 use serde::{Deserialize, Serialize};
 
-/// Longest spec as JSON, in bytes. Nothing in a spec is of any length but a serial, which is short,
-/// the names of an NBD server's disk and a worker for each queue, which the plan bounds.
+/// The longest spec as JSON, in bytes. The only fields without a fixed size are the serial, the
+/// names of an NBD target and the workers of queues: the plan bounds all of them.
 pub const SPEC_SIZE_MAX: usize = 7168;
 
 /// A vhost-user device.
@@ -19,9 +19,10 @@ pub const SPEC_SIZE_MAX: usize = 7168;
 pub struct DeviceSpec {
     /// The bounds of its front-ends.
     pub front_end: FrontEndSpec,
-    /// The worker of each of its queues, or queue pairs, as far as the operator has chosen them.
+    /// The worker of each queue or queue pair, by its index. Queues without an entry go to the
+    /// worker that the balancer chooses.
     pub queue_workers: Vec<u16>,
-    /// The device itself.
+    /// The settings of a disk, or of a network device.
     pub kind: KindSpec,
 }
 
@@ -33,11 +34,11 @@ pub struct FrontEndSpec {
     pub handshake_timeout: u64,
     /// Guest memory may lie in files on a local disk.
     pub memory_on_disk: bool,
-    /// Bytes of guest memory at most; `None`: as many as any session may have.
+    /// The most bytes of guest memory; `None`: the bound that holds for every session.
     pub memory_max: Option<u64>,
 }
 
-/// A vhost-user device as what it is.
+/// A vhost-user device of either kind.
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum KindSpec {
@@ -51,7 +52,7 @@ pub enum KindSpec {
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct BlkSpec {
-    /// Where its blocks are.
+    /// The backend that holds its blocks.
     pub disk: DiskSpec,
     /// How it is served.
     pub settings: BlkSettings,
@@ -63,22 +64,23 @@ pub struct BlkSpec {
 pub enum DiskSpec {
     /// A file or block device, which the supervisor has opened and locked.
     File {
-        /// The page cache of the host is passed by (`O_DIRECT`).
+        /// The host's page cache is not used (`O_DIRECT`).
         direct: bool,
-        /// The supervisor is asked for the lock of the file as long as rings run.
+        /// The device process asks the supervisor to lock the file when the first ring starts, and
+        /// to unlock it when the last one has stopped.
         lock_with_rings: bool,
     },
-    /// It keeps nothing.
+    /// The null disk: writes are dropped, reads give zeros.
     Null {
         /// In bytes.
         size: u64,
     },
-    /// Memory that the supervisor keeps.
+    /// Memory that the supervisor has allocated, so it outlives the device process.
     Memory {
         /// In bytes.
         size: u64,
     },
-    /// An NBD server has it, to which the supervisor connects.
+    /// An export of an NBD server, to which the supervisor connects.
     Nbd(NbdSpec),
 }
 
@@ -88,7 +90,7 @@ pub enum DiskSpec {
 pub struct BlkSettings {
     /// Request queues.
     pub num_queues: usize,
-    /// Entries of a ring that the limits of a request are made for.
+    /// The number of ring entries from which the limit of segments per request is derived.
     pub queue_size: u16,
     /// The device id string.
     pub serial: String,
@@ -98,11 +100,11 @@ pub struct BlkSettings {
     pub writeback: bool,
     /// Bytes of a sector of the guest; `None`: as the disk has them.
     pub logical_block_size: Option<u32>,
-    /// What becomes of writes for which the host has no space.
+    /// Whether writes wait or fail while the host has no space for them.
     pub on_full: OnFullSpec,
     /// How interrupts are held back.
     pub moderation: ModerationSpec,
-    /// What goes wrong, to test guests.
+    /// The faults that the device makes on purpose, to test guests.
     pub fault: Option<DiskFaultSpec>,
 }
 
@@ -110,10 +112,10 @@ pub struct BlkSettings {
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct NetSpec {
-    /// Where its frames go.
+    /// The port to which its frames go.
     pub port: PortSpec,
-    /// Its frames are captured: the last descriptor is a pipe, to the supervisor that writes the
-    /// file.
+    /// Its frames are captured. The last descriptor of the message is then a pipe to the
+    /// supervisor, which writes the file.
     pub captures: bool,
     /// How it is served.
     pub settings: NetSettings,
@@ -125,7 +127,8 @@ pub struct NetSpec {
 pub enum PortSpec {
     /// It takes every frame and keeps none.
     Null {
-        /// Bytes of the frames that it delivers as fast as they are taken; 0: it delivers none.
+        /// The length in bytes of the frames that it delivers as fast as the guest takes them; 0:
+        /// it delivers none.
         generate: usize,
     },
     /// An interface of the host, which the supervisor has opened.
@@ -133,9 +136,9 @@ pub enum PortSpec {
         /// Consecutive packets of a flow are joined before they are written.
         merge: bool,
     },
-    /// The port of its name on the switch of the process.
+    /// The port with the device's name on the switch that the process serves.
     Switch,
-    /// Queues of an interface of the host by AF_XDP, whose sockets the supervisor has made.
+    /// AF_XDP sockets of an interface of the host, which the supervisor has created.
     Xdp,
 }
 
@@ -155,11 +158,11 @@ pub struct NetSettings {
     pub moderation: ModerationSpec,
     /// When the buffers of sent frames go back.
     pub reclaim: ReclaimSpec,
-    /// What either side may leave unfinished for the other.
+    /// The offloads that guest and host may use.
     pub offload: OffloadSpec,
-    /// The guest is offered to be told the hash of each frame.
+    /// The guest is offered to get the hash of each frame (`VIRTIO_NET_F_HASH_REPORT`).
     pub hash_report: bool,
-    /// What goes wrong, to test guests.
+    /// The faults that the device makes on purpose, to test guests.
     pub fault: Option<NetFaultSpec>,
 }
 
@@ -167,7 +170,7 @@ pub struct NetSettings {
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct XenBlkSpec {
-    /// Where its blocks are.
+    /// The backend that holds its blocks.
     pub disk: DiskSpec,
     /// How it is served.
     pub settings: XenBlkSettings,
@@ -185,13 +188,13 @@ pub struct XenBlkSettings {
     pub writeback: bool,
     /// Bytes of a sector of the guest; `None`: as the disk has them.
     pub logical_block_size: Option<u32>,
-    /// What becomes of writes for which the host has no space.
+    /// Whether writes wait or fail while the host has no space for them.
     pub on_full: OnFullSpec,
-    /// Discards are offered, if the disk supports them: operator and tool stack allow it.
+    /// Operator and tool stack allow discards: they are offered if the disk supports them.
     pub discard: bool,
     /// Write barriers are offered.
     pub barrier: bool,
-    /// Grants stay mapped for front-ends that use the same grants again.
+    /// Persistent grants are offered: a grant stays mapped after its request.
     pub persistent: bool,
     /// Grants of a queue that stay mapped, at most.
     pub persistent_max: u32,
@@ -201,11 +204,11 @@ pub struct XenBlkSettings {
     pub ring_page_order_max: u32,
     /// How notifications are held back.
     pub moderation: ModerationSpec,
-    /// What goes wrong, to test guests.
+    /// The faults that the device makes on purpose, to test guests.
     pub fault: Option<DiskFaultSpec>,
 }
 
-/// What becomes of writes for which the host has no space.
+/// Whether writes wait or fail while the host has no space for them.
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum OnFullSpec {
@@ -219,9 +222,10 @@ pub enum OnFullSpec {
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum ModerationSpec {
-    /// They are not.
+    /// Each completion notifies the guest, unless the driver suppresses it.
     Off,
-    /// Until one of these is reached.
+    /// A notification is held back until `count_max` completions are there, or `delay_us_max` has
+    /// passed since the first of them.
     Fixed {
         /// Requests or frames.
         count_max: u32,
@@ -240,19 +244,19 @@ pub enum ReclaimSpec {
     Auto,
 }
 
-/// What either side of a network device may leave unfinished for the other.
+/// The offloads that guest and host may use: the work that one side leaves to the other.
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum OffloadSpec {
-    /// Checksums and segments.
+    /// Checksums and segmentation.
     All,
     /// Checksums alone.
     Csum,
-    /// Nothing.
+    /// No offloads.
     None,
 }
 
-/// What goes wrong with a disk, to test guests; 0: never.
+/// The faults that a disk makes on purpose, to test guests; 0: never.
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct DiskFaultSpec {
@@ -268,7 +272,7 @@ pub struct DiskFaultSpec {
     pub secure_erase: bool,
 }
 
-/// What goes wrong with a network port, to test guests: every n-th time; 0: never.
+/// The faults that a network port makes on purpose, to test guests: every n-th time; 0: never.
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct NetFaultSpec {
@@ -284,7 +288,8 @@ pub struct NetFaultSpec {
     pub no_memory_every: u64,
     /// Receiving fails.
     pub recv_error_every: u64,
-    /// Not every n-th: the port is done with a frame of the guest after up to this many looks.
+    /// The port completes a frame of the guest only after it was polled 0 to this many times (this
+    /// is not an "every n-th").
     pub late_tx: u32,
 }
 

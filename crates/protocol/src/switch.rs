@@ -1,13 +1,13 @@
-//! A switch and its ports, as the device process of the switch needs them.
+//! The description of a switch and its ports for the device process that serves them.
 //!
-//! The process gets the switch first, then every port that the plan has, and then devices. So the
-//! addresses, VLANs and guards of all ports hold before the first frame of a guest passes, also in
-//! a process that follows one that died.
+//! The process gets the switch first, then all ports of the plan, and then devices. So the
+//! addresses, VLANs and filters of all ports are in force before the first frame of a guest is
+//! forwarded, also in a process that replaces one that died.
 
 use crate::digits;
 use serde::{Deserialize, Serialize};
 
-/// VLANs that a frame can have, as bits: one for each number of 12 bits.
+/// Bytes of a bitmap with one bit for each of the 4096 VLAN numbers.
 const VLAN_BYTES: usize = 512;
 
 /// A switch.
@@ -16,9 +16,9 @@ const VLAN_BYTES: usize = 512;
 pub struct SwitchSpec {
     /// Its name in the configuration.
     pub name: String,
-    /// Seconds after which an address is forgotten that sends nothing.
+    /// Seconds without a frame from an address after which the switch forgets the address.
     pub age: u32,
-    /// The groups of bridges whose frames are passed on: bit n is 01:80:c2:00:00:0n.
+    /// The reserved groups whose frames are forwarded: bit n is 01:80:c2:00:00:0n.
     pub group_fwd_mask: u16,
 }
 
@@ -26,19 +26,20 @@ pub struct SwitchSpec {
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct SwitchPortSpec {
-    /// Queue pairs of its device.
+    /// Queue pairs of the port's device.
     pub queue_pairs: usize,
-    /// The VLANs that it is in.
+    /// The VLANs of the port.
     pub vlans: VlansSpec,
     /// The port exchanges no frames with other isolated ports.
     pub isolated: bool,
-    /// The address that is configured for its guest: no other port learns it.
+    /// The address that is configured for the port's guest: the switch never learns it behind
+    /// another port.
     pub mac: Option<[u8; 6]>,
-    /// The only address that its guest may send as.
+    /// The only source address that the port's guest may use; `None`: any.
     pub only: Option<[u8; 6]>,
-    /// Addresses that may be known behind it.
+    /// The most addresses that the switch learns behind the port.
     pub macs_max: u32,
-    /// Frames that it may flood in a second.
+    /// The most frames per second that the port may send to all other ports.
     pub floods_max: u32,
 }
 
@@ -46,21 +47,21 @@ pub struct SwitchPortSpec {
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum VlansSpec {
-    /// Every one; its guest sends and gets frames with the tags that they have.
+    /// Every VLAN: frames keep their tags.
     All,
-    /// This one; its guest knows no tags.
+    /// This VLAN: the port's guest sends and receives untagged frames.
     Access(u16),
-    /// These; its guest sends and gets their frames with tags.
+    /// These VLANs: the port's guest sends and receives their frames with tags.
     Trunk(VlanSet),
 }
 
-/// Any set of VLANs, in a message of bounded length.
+/// A set of VLANs, as a bitmap: its message has the same length for any set.
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
 #[serde(transparent)]
 pub struct VlanSet(#[serde(with = "digits")] Vec<u8>);
 
 impl VlanSet {
-    /// The set of these.
+    /// The set of these VLANs.
     #[must_use]
     pub fn of(vlans: &[u16]) -> Self {
         let mut bytes = vec![0; VLAN_BYTES];
@@ -72,7 +73,7 @@ impl VlanSet {
         Self(bytes)
     }
 
-    /// The VLANs in it, in order.
+    /// The VLANs in the set, in ascending order.
     #[must_use]
     pub fn all(&self) -> Vec<u16> {
         let has = |vlan: &u16| {

@@ -7,8 +7,8 @@ use nix::errno::Errno;
 use nix::unistd::{Group, User};
 use serde::{Serialize, Serializer};
 
-/// Owner, group and mode of a socket that the daemon makes. Values that are not given are those of
-/// any file that the process makes.
+/// Owner, group and mode of a socket that the daemon creates. A value that is not given is the one
+/// that the process's user, group and umask give to any new file.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct AccessPlan {
     /// A user id.
@@ -26,7 +26,7 @@ impl AccessPlan {
         Self::of(accounts, raw.socket_mode.as_deref(), place, keys)
     }
 
-    /// Owner, group and mode of a socket, and the keys by which they were given.
+    /// Resolves owner, group and mode; `keys` are their names in errors, in this order.
     pub(super) fn of(
         [owner, socket_group]: [Option<&RawAccount>; 2],
         socket_mode: Option<&str>,
@@ -42,13 +42,13 @@ impl AccessPlan {
         })
     }
 
-    /// Those of a socket for the owner of the process alone, unless a group or a mode is given.
+    /// The permissions of a control socket: for its owner alone, unless a group or a mode is given.
     pub fn private(&self) -> SocketPermissions {
         let mode = if self.group.is_some() { 0o660 } else { 0o600 };
         SocketPermissions { mode: self.mode.or(Some(mode)), ..self.permissions() }
     }
 
-    /// True if nothing of it was given.
+    /// True if neither owner, group nor mode was given.
     pub fn is_default(&self) -> bool {
         *self == Self::default()
     }
@@ -59,7 +59,7 @@ impl AccessPlan {
     }
 }
 
-/// The id of an account: a number, or the name of one that the host knows.
+/// Resolves an account to its id: a number, or a name that the host knows.
 fn id(
     account: Option<&RawAccount>,
     place: &Place,
@@ -69,7 +69,7 @@ fn id(
 ) -> Result<Option<u32>, PlanError> {
     let Some(RawAccount(text)) = account else { return Ok(None) };
     if !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit()) {
-        // The largest number means "leave it as it is" where an owner is set.
+        // For chown(2), the id -1 means "leave the owner as it is".
         return match text.parse() {
             Ok(id) if id != u32::MAX => Ok(Some(id)),
             _ => place.error(key, format!("{text} is not between 0 and {}", u32::MAX - 1)),

@@ -1,5 +1,6 @@
-//! `Pinned`: a file or folder that another user has named. It is found once, below a folder that
-//! the operator allows, and held; whatever happens to its name then, nothing else is opened.
+//! `Pinned`: a file or folder that an unprivileged user of the control API has named. Its path is
+//! resolved once, below a folder that the operator allows, into an `O_PATH` descriptor. All later
+//! opens go through the descriptor, so replacing the file or a link in the path has no effect.
 
 use rustix::fd::{AsRawFd, OwnedFd};
 use rustix::fs::{Mode, OFlags, ResolveFlags, openat2};
@@ -7,7 +8,7 @@ use rustix::io::Errno;
 use std::path::{Component, Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
-/// A name, and what was found there. Clones share both.
+/// A path, and the file or folder that was found there. Clones share both.
 #[derive(Clone, Debug)]
 pub struct Pinned(Arc<Named>);
 
@@ -19,17 +20,18 @@ struct Named {
 }
 
 impl Pinned {
-    /// A name that is to be found below one of the folders `allowed`. Looks at nothing yet.
+    /// A path that must lie below one of the folders `allowed`. It is not resolved yet.
     pub fn new(path: &Path, allowed: &[PathBuf]) -> Self {
         let (path, allowed) = (path.to_path_buf(), allowed.to_vec());
         Self(Arc::new(Named { path, allowed, found: OnceLock::new() }))
     }
 
-    /// Finds the file or folder, unless that was done before: neither a link nor `..` leads out of
-    /// the allowed folder. May block. The result is a path to what was found, while this lives.
+    /// Resolves the path, unless an earlier call did. Neither a link nor `..` may lead out of the
+    /// allowed folder. May block. Returns a path in `/proc/self/fd` to the file or folder, which is
+    /// valid as long as a clone of this `Pinned` exists.
     ///
     /// # Errors
-    /// One sentence. Nothing is held then, and a later call looks again.
+    /// One sentence: the path is not allowed, or cannot be opened. A later call tries again.
     pub fn find(&self) -> Result<PathBuf, String> {
         if let Some(path) = self.found() {
             return Ok(path);
@@ -39,7 +41,7 @@ impl Pinned {
         Ok(path_to(found))
     }
 
-    /// A path to what was found; none before [`Self::find`] has found it.
+    /// The path that [`Self::find`] has returned; `None` before it has succeeded.
     pub fn found(&self) -> Option<PathBuf> {
         self.0.found.get().map(path_to)
     }

@@ -14,7 +14,7 @@ use manyring_protocol::spec::{
 use serde::Serialize;
 use std::path::{Path, PathBuf};
 
-/// Queues of a disk whose number is not said.
+/// The default of `num_queues`.
 pub const NUM_QUEUES: usize = 8;
 
 /// A block device.
@@ -27,7 +27,7 @@ pub struct BlkPlan {
     pub disk: DiskPlan,
     /// The guest may not write.
     pub read_only: bool,
-    /// None: that of the disk.
+    /// The logical block size in bytes; `None`: that of the disk.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub logical_block_size: Option<u32>,
     /// Request queues.
@@ -36,7 +36,7 @@ pub struct BlkPlan {
     pub queue_size: u16,
     /// The serial number that the guest reads, at most 20 bytes.
     pub serial: String,
-    /// Writes are complete in the host's cache; the guest flushes.
+    /// A write completes when it is in the host's cache, and is durable after the guest's flush.
     pub writeback: bool,
     /// Whether a write waits or fails while the host has no room for it.
     pub on_full: OnFullSpec,
@@ -53,14 +53,14 @@ pub enum DiskPlan {
     File {
         /// Path of the image.
         path: PathBuf,
-        /// How it is found and held, if a user has named it whom `allow_paths` binds.
+        /// The resolved path, if an unprivileged user has named the file (`allow_paths`).
         #[serde(skip)]
         pinned: Option<Pinned>,
         /// The host's page cache is not used (`O_DIRECT`).
         direct: bool,
         /// The lock is held only while a ring runs.
         lock_with_rings: bool,
-        /// None: raw, and refused if it looks like another format.
+        /// `None`: the file is raw, and is refused if its bytes look like another format.
         format: Option<Format>,
     },
     /// No bytes are kept; reads give zeros.
@@ -79,21 +79,22 @@ pub enum DiskPlan {
     Helper(HelperPlan),
 }
 
-/// What is known of a disk by its kind. Whoever asks has an answer for each kind: all of it stands
-/// in [`DiskPlan::kind`].
+/// The properties that follow from the kind of a disk. [`DiskPlan::kind`] alone decides them, so a
+/// new kind of disk is a new arm there.
 #[derive(Clone, Copy, Debug)]
 pub struct DiskKind<'a> {
     /// The key that names the disk.
     pub key: &'static str,
-    /// The file that the disk is kept in.
+    /// The file that holds the disk's bytes.
     pub path: Option<&'a Path>,
-    /// How the file is found and held, if a user has named it whom `allow_paths` binds.
+    /// The resolved path of the file, if an unprivileged user has named it (`allow_paths`).
     pub pinned: Option<&'a Pinned>,
-    /// A name beside that of a file that one disk has at a time.
+    /// The name of a resource other than a file that only one disk can use at a time: the address
+    /// of an NBD export, or the device whose helper is started.
     pub needs: Option<&'a str>,
-    /// Bytes, if the configuration says how many.
+    /// The size in bytes, if the configuration gives it.
     pub size: Option<u64>,
-    /// A user whom `allow_paths` binds may have such a disk.
+    /// An unprivileged user of the control API (`allow_paths`) may add such a disk.
     pub is_for_all: bool,
 }
 
@@ -112,8 +113,8 @@ impl BlkPlan {
         if serial.len() > 20 || !serial.is_ascii() {
             return place.error("serial", "must be at most 20 ASCII characters");
         }
-        // A killed helper loses the writes that it has only cached: its default is to write
-        // through.
+        // A helper that is killed loses the writes that only it has cached, so the default for its
+        // disks is write-through.
         let by_itself = raw.needs_helper().then_some("writethrough");
         let writeback = cache(raw.cache.as_deref().or(by_itself), &place)?;
         let on_full = on_full::on_full(raw.on_full.as_deref(), &place)?;
@@ -138,15 +139,15 @@ impl BlkPlan {
         Ok(blk)
     }
 
-    /// The device for a device process; `None`: no device process serves such a disk.
-    /// `told`: the export of a server's disk, as it was measured.
+    /// Makes the description of the disk for a device process. `told` is the export of an NBD
+    /// server as it was queried; `None` if the disk needs one and `told` is `None`.
     pub fn spec(&self, told: Option<ExportSpec>) -> Option<DeviceSpec> {
         let disk = self.disk.spec(&self.device.name, told)?;
         let blk = BlkSpec { disk, settings: self.settings() };
         Some(self.device.spec(KindSpec::Blk(blk)))
     }
 
-    /// How the disk is served, in whichever process.
+    /// The settings with which the disk is served, in the supervisor or in a device process.
     pub fn settings(&self) -> BlkSettings {
         let Self {
             device,
@@ -158,7 +159,7 @@ impl BlkPlan {
             writeback,
             on_full,
             fault,
-            // A spec has a part for it.
+            // `BlkSpec` describes the disk in a field of its own.
             disk: _,
         } = self;
         BlkSettings {
@@ -176,13 +177,14 @@ impl BlkPlan {
 }
 
 impl DiskPlan {
-    /// The disk of device `name` for a device process; `None`: a server's disk was not measured.
+    /// Makes the description of the disk of device `name` for a device process. `None`: the disk
+    /// needs the export of a server, and `told` is `None`.
     pub fn spec(&self, name: &str, told: Option<ExportSpec>) -> Option<DiskSpec> {
         Some(match *self {
             Self::File {
                 direct,
                 lock_with_rings,
-                // The supervisor finds the file, judges its content, and hands over what it opens.
+                // The supervisor opens the file, checks its format, and hands over descriptors.
                 path: _,
                 pinned: _,
                 format: _,
@@ -203,7 +205,7 @@ impl DiskPlan {
         })
     }
 
-    /// What is known of the disk of `device` by its kind.
+    /// The properties that follow from the kind of the disk of `device`.
     pub fn kind<'a>(&'a self, device: &'a str) -> DiskKind<'a> {
         let (path, pinned, needs) = (None, None, None);
         match self {
@@ -215,17 +217,19 @@ impl DiskPlan {
                 let size = Some(*size);
                 DiskKind { key: "null", path, pinned, needs, size, is_for_all: true }
             }
-            // The process's own, in which all guests would miss it.
+            // Not for unprivileged users: the memory would be missing to all other guests.
             Self::Memory { size } => {
                 let size = Some(*size);
                 DiskKind { key: "memory", path, pinned, needs, size, is_for_all: false }
             }
-            // The process would connect to whatever the user names, with its own rights.
+            // Not for unprivileged users: the daemon would connect with its own rights to any
+            // address that the user names.
             Self::Nbd(nbd) => {
                 let needs = Some(nbd.text.as_str());
                 DiskKind { key: "nbd", path, pinned, needs, size: None, is_for_all: false }
             }
-            // It would open whatever the image names. Its socket is named after the device.
+            // Not for unprivileged users: the helper would open any backing file that the image
+            // names. `needs` is the device, since the helper's socket has its name.
             Self::Helper(HelperPlan { path, .. }) => {
                 let (path, needs) = (Some(path.as_path()), Some(device));
                 DiskKind { key: "format", path, pinned, needs, size: None, is_for_all: false }
@@ -233,10 +237,10 @@ impl DiskPlan {
         }
     }
 
-    /// Has the disk found below these folders only, for a user whom they bind.
+    /// Restricts the disk to files below the folders `allowed`, for an unprivileged user.
     ///
     /// # Errors
-    /// The key that such a user may not have.
+    /// The key of a kind of disk that such a user may not add.
     pub fn bind(&mut self, allowed: &[PathBuf]) -> Result<(), &'static str> {
         if let Self::File { path, pinned, .. } = self {
             *pinned = Some(Pinned::new(path, allowed));
@@ -285,8 +289,8 @@ impl DiskPlan {
 }
 
 impl DiskPlan {
-    /// Checks that a disk of a given size is whole logical blocks, if the operator has chosen their
-    /// size. The size of a file, or of a server's disk, is measured when it is opened.
+    /// Checks that the size which the configuration gives is a multiple of the logical block size
+    /// `block`. The size of a file or an NBD export is not known yet: opening the disk checks it.
     pub(super) fn in_blocks(self, block: Option<u32>, place: &Place) -> Result<Self, PlanError> {
         let DiskKind { key, size, .. } = self.kind("");
         match block.zip(size) {

@@ -9,7 +9,7 @@ use serde::Serialize;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
-/// Devices that a user other than the daemon's may have, unless `user_devices_max` says how many.
+/// The default of `user_devices_max`.
 const USER_DEVICES: u64 = 256;
 
 /// The plan of the whole process: the keys of `[daemon]`.
@@ -20,7 +20,8 @@ pub struct DaemonPlan {
     pub place: Place,
     /// Worker threads, each with its queues.
     pub workers: usize,
-    /// The CPUs of each worker; those behind the last one run wherever the process may.
+    /// The CPUs of each worker, by its index. A worker without an entry runs on any CPU that the
+    /// process may use.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub worker_cpus: Vec<Vec<usize>>,
     /// How workers look for work before they sleep.
@@ -33,24 +34,26 @@ pub struct DaemonPlan {
     /// Owner and mode of the control socket.
     #[serde(skip_serializing_if = "AccessPlan::is_default")]
     pub control_access: AccessPlan,
-    /// The socket that only shows.
+    /// The read-only control socket.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub control_read: Option<PathBuf>,
-    /// Owner and mode of the control socket that only shows.
+    /// Owner and mode of the read-only control socket.
     #[serde(skip_serializing_if = "AccessPlan::is_default")]
     pub control_read_access: AccessPlan,
-    /// Where metrics can be scraped.
+    /// The loopback address at which metrics can be scraped.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub metrics_listen: Option<SocketAddr>,
-    /// Below these folders other users may name files and sockets.
+    /// Folders below which unprivileged users of the control API may name files and sockets.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub allow_paths: Vec<PathBuf>,
-    /// Devices that each of these users may have at a time.
+    /// Devices that each unprivileged user may have at a time.
     pub user_devices_max: u64,
-    /// Where devices of the control API are kept; without it they end with the process.
+    /// The folder in which devices that were added over the control API are saved; `None`: they end
+    /// with the process.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub state_dir: Option<PathBuf>,
-    /// Seconds to wait for what another process holds; `None`: for ever.
+    /// Seconds for which a device waits for a resource that another process holds; `None`: for
+    /// ever.
     pub wait: Option<u32>,
     /// Which devices share a device process.
     pub domains: Domains,
@@ -59,22 +62,22 @@ pub struct DaemonPlan {
     pub sandbox: Sandbox,
 }
 
-/// Which devices share a process of their own, unless a device names one.
+/// Which devices share a device process, where the key `domain` of a device does not decide it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Domains {
-    /// None has one: the daemon serves all.
+    /// There are no device processes: the daemon itself serves all devices.
     One,
-    /// Each device has one.
+    /// Each device has its own device process.
     Device,
-    /// The devices that front-ends of one user use at the time.
+    /// All devices whose front-ends run as the same user share one.
     User,
 }
 
 impl Domains {
     fn new(raw: Option<&str>, place: &Place) -> Result<Self, PlanError> {
         match raw {
-            // A command serves one device, for the VMM that starts it.
+            // A command like `manyring blk` serves one device for one VMM: nothing to isolate.
             None if *place == Place::CommandLine => Ok(Self::One),
             None | Some("user") => Ok(Self::User),
             Some("device") => Ok(Self::Device),
@@ -165,7 +168,8 @@ impl DaemonPlan {
     }
 }
 
-/// Who may connect to the socket for changes, and to the one that only shows.
+/// Resolves who may connect to the control socket and to the read-only one. Fails if the
+/// permissions of a socket are set, but not its path.
 fn accesses(raw: &RawDaemon, place: &Place) -> Result<[AccessPlan; 2], PlanError> {
     let changes = AccessPlan::of(
         [raw.control_owner.as_ref(), raw.control_group.as_ref()],

@@ -6,8 +6,8 @@ use std::collections::BTreeSet;
 
 /// The domain of a device that is served for whichever user connects to it.
 pub const ANY_USER: &str = "user:";
-/// Prefix of the domains of switches: all ports of one share a device process, since one copy
-/// needs the memory of all their guests.
+/// Prefix of the domains of switches. All ports of a switch share a device process, since copying a
+/// frame from port to port needs the memory of both guests in one process.
 pub const SWITCH: &str = "switch:";
 /// Why no device process serves a port that registers a guest's memory: the process that has mapped
 /// the memory must do that, before the socket is bound.
@@ -18,7 +18,7 @@ const UNBOUND: &str = "true is not served by a device process: it would have a s
 pub const XEN: &str = "xen:";
 
 impl DevicePlan {
-    /// The device in the domain that it names, if it names one.
+    /// Sets the trust domain that the key `domain` names. Fails if the name is not valid.
     pub(super) fn within(self, domain: Option<String>) -> Result<Self, PlanError> {
         if let Some(domain) = domain.as_ref().filter(|domain| !is_device_name(domain)) {
             let problem = format!(
@@ -95,8 +95,9 @@ impl Plan {
         }
     }
 
-    /// Checks that no group of limits has devices of the daemon itself beside those of device
-    /// processes: a group is divided among device processes, and the daemon counts by itself.
+    /// Checks that no group of limits has both devices that the daemon serves and devices of device
+    /// processes. The supervisor divides a group's rates among device processes, and does not
+    /// account for requests that the daemon serves itself.
     pub(super) fn check_groups(&self) -> Result<(), PlanError> {
         let domains = self.daemon.domains;
         let apart = |xen: &&XenBlkPlan| xen.domain(domains, 0).is_some();

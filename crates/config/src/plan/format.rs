@@ -1,5 +1,5 @@
-//! The format of an image: raw bytes, or one that qemu-storage-daemon reads in a process of its own
-//! (a helper).
+//! The format of an image: raw, or a format that a helper reads (a qemu-storage-daemon that the
+//! supervisor starts).
 
 use super::super::raw::RawBlk;
 use super::nbd::max_wait;
@@ -10,16 +10,17 @@ use std::path::{Path, PathBuf};
 /// The formats that a helper reads: names of drivers of qemu-storage-daemon.
 const HELPED: [&str; 4] = ["qcow2", "vmdk", "vdi", "vhdx"];
 
-/// The meaning of a file's bytes, which the daemon never guesses from the bytes.
+/// The format that the operator has chosen. The daemon never takes it from the file's bytes, since
+/// a guest can write them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Format {
-    /// Those of the disk.
+    /// The bytes of the file are those of the disk.
     Raw,
 }
 
 impl Format {
-    /// The key `format` of a disk that no helper can serve.
+    /// Parses the key `format` of a disk without a helper: `raw` is the only value.
     pub(super) fn new(raw: Option<&str>, place: &Place) -> Result<Option<Self>, PlanError> {
         match raw {
             None => Ok(None),
@@ -32,7 +33,8 @@ impl Format {
     }
 }
 
-/// The format for a file that looks like this one, if a helper reads it.
+/// The value of the key `format` for an image whose detected format is `format`, if a helper reads
+/// that format.
 pub fn helped(format: &str) -> Option<&'static str> {
     HELPED.into_iter().find(|helped| helped.eq_ignore_ascii_case(format))
 }
@@ -53,13 +55,13 @@ pub struct HelperPlan {
     pub path: PathBuf,
     /// The host's page cache is not used (`O_DIRECT`).
     pub direct: bool,
-    /// Seconds for which requests wait for a helper that is gone; `None`: for ever.
+    /// Seconds for which requests wait for a helper that has ended; `None`: for ever.
     #[serde(rename = "reconnect_seconds")]
     pub reconnect: Option<u64>,
 }
 
 impl HelperPlan {
-    /// The image at `path`; `None`: its format needs no helper.
+    /// Plans the image at `path`; `None`: the format is raw, or not given, so no helper is needed.
     pub(super) fn new(raw: &RawBlk, path: &Path, place: &Place) -> Result<Option<Self>, PlanError> {
         let Some(text) = raw.format.as_deref().filter(|text| *text != "raw") else {
             return Ok(None);

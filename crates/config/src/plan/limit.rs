@@ -1,4 +1,4 @@
-//! Limits of the work of devices per second: the key `limit`, and the groups of `[[limit]]`.
+//! Limits of requests and bytes per second: the key `limit`, and the groups of `[[limit]]`.
 
 use super::{Place, PlanError, Source, device_place, parse_size};
 use crate::limit_keys::{DISK, NET, Of, Slot, slot_of};
@@ -8,7 +8,7 @@ use serde::Serialize;
 use serde_json::{Map, Value};
 use std::collections::BTreeMap;
 
-/// A limit of a device or group. A key that is 0 is not there.
+/// The limit of a device or group. A key with the value 0 is left out: it limits nothing.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct LimitPlan {
     #[serde(flatten)]
@@ -31,11 +31,11 @@ pub struct GroupPlan {
     pub limit: LimitPlan,
 }
 
-/// Requests or packets in a second at most.
+/// The largest rate of requests or packets, per second.
 const OPS_MAX: u64 = 100_000_000;
-/// Bytes in a second at most.
+/// The largest rate of bytes, per second.
 const BYTES_MAX: u64 = 1 << 40;
-/// A minute: a longer one is no burst.
+/// The longest burst in milliseconds: a minute.
 const BURST_MS_MAX: u64 = 60_000;
 
 /// Parses the number of a key. The error is a sentence that names the allowed range.
@@ -50,7 +50,7 @@ fn parsed(slot: Slot, text: &str) -> Result<u64, String> {
 }
 
 impl LimitPlan {
-    /// The limit of a device.
+    /// Resolves the keys of a limit of a device or a group.
     pub(super) fn new(raw: Option<&RawLimit>, of: Of, place: &Place) -> Result<Self, PlanError> {
         let mut plan = Self::default();
         for (key, RawScalar(text)) in raw.map(|raw| &raw.0).into_iter().flatten() {
@@ -67,7 +67,8 @@ impl LimitPlan {
         Ok(plan)
     }
 
-    /// The limit with other values of these keys; one that is null is taken away.
+    /// The limit with other values of the keys in `with`. A key that is null is removed; if `with`
+    /// itself is null, all keys are.
     pub(super) fn patched(&self, with: &Value, of: Of, place: &Place) -> Result<Self, PlanError> {
         let mut keys = BTreeMap::new();
         for (key, number) in &self.keys {
@@ -77,7 +78,7 @@ impl LimitPlan {
         match with {
             Value::Null => keys.clear(),
             Value::Object(with) => {
-                // Also those that are taken away: a key that there is not is a slip.
+                // Keys with null are checked too: an unknown key is a typing error.
                 with.keys().try_for_each(|key| of.find(key, place).map(drop))?;
                 apply(&mut keys, with);
             }
@@ -94,7 +95,7 @@ impl LimitPlan {
         *self == Self::default()
     }
 
-    /// As the engine has it.
+    /// The limit in the form that the engine takes.
     pub fn rates(&self) -> Rates {
         let mut rates = Rates::default();
         for (key, number) in &self.keys {
@@ -113,7 +114,7 @@ impl LimitPlan {
     }
 }
 
-/// Values of a request, as a file would have them.
+/// Applies the keys of a JSON request to those of a limit; null removes a key.
 fn apply(keys: &mut BTreeMap<String, RawScalar>, with: &Map<String, Value>) {
     for (key, value) in with {
         let text = match value {
@@ -136,10 +137,10 @@ impl GroupPlan {
         Self { place, name, limit }.checked()
     }
 
-    /// The group with these keys instead.
+    /// The group with `keys` in place of its present ones.
     ///
     /// # Errors
-    /// One line, which names the key and its value.
+    /// One line, which names the wrong key and its value.
     pub fn changed(&self, keys: &Map<String, Value>) -> Result<Self, String> {
         let limit = LimitPlan::default().patched(&keys.clone().into(), Of::Group, &self.place);
         let group = limit.and_then(|limit| Self { limit, ..self.clone() }.checked());
@@ -154,7 +155,8 @@ impl GroupPlan {
     }
 }
 
-/// Checks that groups have names of their own, and that devices name groups that fit them.
+/// Checks that no two groups have the same name, and that each group that a device names exists and
+/// limits devices of that kind.
 pub(super) fn check<'a>(
     groups: &[GroupPlan],
     devices: impl Iterator<Item = (&'a Place, &'a LimitPlan, Of)>,

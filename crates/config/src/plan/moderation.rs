@@ -5,13 +5,14 @@ use manyring_protocol::spec::ModerationSpec;
 use serde::{Serialize, Serializer};
 use std::fmt::{Display, Formatter};
 
-/// How notifications are held back, unless the guest says so itself.
+/// How notifications are held back, unless the driver sets values of its own
+/// (`VIRTIO_NET_F_NOTF_COAL`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ModerationPlan(ModerationSpec);
 
-/// A ring has no more entries.
+/// The most requests or frames for which one notification is held back: the largest ring.
 const COUNT_MAX: u32 = 32_768;
-/// Longer delays are outages.
+/// The longest delay of a notification, in microseconds. A longer one would look like an outage.
 const DELAY_US_MAX: u32 = 10_000;
 
 impl ModerationPlan {
@@ -38,7 +39,7 @@ impl ModerationPlan {
     }
 }
 
-/// Limits like `32/100us`.
+/// Parses a moderation like `32/100us`.
 fn parse_limits(text: &str) -> Option<ModerationSpec> {
     let (count, delay) = text.split_once('/')?;
     let number = |text: &str, max| {
@@ -61,7 +62,7 @@ impl Display for ModerationPlan {
     }
 }
 
-/// As it is typed.
+/// Written as a user types it.
 impl Serialize for ModerationPlan {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.collect_str(self)

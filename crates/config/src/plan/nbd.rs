@@ -1,4 +1,4 @@
-//! `NbdPlan`: the disk of an NBD server: the keys `nbd` and `reconnect`.
+//! `NbdPlan`: a disk that is the export of an NBD server: the keys `nbd` and `reconnect`.
 
 use super::super::raw::RawBlk;
 use super::{Place, PlanError};
@@ -6,25 +6,25 @@ use manyring_nbd::{Host, Target, Uri};
 use manyring_protocol::nbd::{ExportSpec, NAMES_MAX, NbdSpec, NbdTarget};
 use serde::Serialize;
 
-/// Where the disk is, and how long its server may be gone.
+/// The address of the disk's server, and how long requests wait while the server is unreachable.
 #[derive(Clone, Debug, Serialize)]
 pub struct NbdPlan {
-    /// As it was written.
+    /// The address as the operator wrote it.
     #[serde(rename = "uri")]
     pub text: String,
-    /// The server, and its export.
+    /// The parsed address of the server and its export.
     #[serde(skip)]
     pub uri: Uri,
-    /// Seconds for which requests wait for a server that is gone; `None`: for ever.
+    /// Seconds for which requests wait for a server that is unreachable; `None`: for ever.
     #[serde(rename = "reconnect_seconds")]
     pub reconnect: Option<u64>,
 }
 
-/// Seconds at most: a year.
+/// The largest `reconnect` in seconds: a year.
 const RECONNECT_MAX: u64 = 365 * 24 * 3600;
 
 impl NbdPlan {
-    /// The disk that the keys name; `None`: they name none.
+    /// Parses the keys `nbd` and `reconnect`; `None`: there is no key `nbd`.
     pub(super) fn new(raw: &RawBlk, place: &Place) -> Result<Option<Self>, PlanError> {
         let Some(text) = &raw.nbd else {
             return match raw.reconnect {
@@ -35,7 +35,7 @@ impl NbdPlan {
             };
         };
         let uri = match Uri::parse(text) {
-            // A certificate is for a name, and a socket has none.
+            // A certificate is checked against a host name, and a unix socket has none.
             Ok(uri) if uri.tls && matches!(uri.host, Host::Unix(_)) && uri.hostname.is_none() => {
                 let problem = "lacks tls-hostname=NAME, the name in the server's certificate";
                 return place.error("nbd", format!("{text:?} {problem}"));
@@ -51,12 +51,12 @@ impl NbdPlan {
         Ok(Some(Self { text: text.clone(), uri, reconnect: max_wait(raw, place)? }))
     }
 
-    /// The disk for a device process.
+    /// Makes the description of the disk for a device process.
     pub(super) fn spec(&self, told: ExportSpec) -> NbdSpec {
         let Self {
             uri,
             reconnect,
-            // As the operator has typed it.
+            // The address as the operator typed it; the supervisor shows it, and connects.
             text: _,
         } = self;
         // The supervisor alone uses the rest of the address.
@@ -65,7 +65,8 @@ impl NbdPlan {
     }
 }
 
-/// Seconds for which requests wait for a server that is gone; `None`: for ever.
+/// Parses the key `reconnect`: seconds for which requests wait for a server that is unreachable;
+/// `None`: for ever.
 pub(super) fn max_wait(raw: &RawBlk, place: &Place) -> Result<Option<u64>, PlanError> {
     match raw.reconnect.as_deref() {
         None | Some("forever") => Ok(None),
@@ -79,7 +80,7 @@ pub(super) fn max_wait(raw: &RawBlk, place: &Place) -> Result<Option<u64>, PlanE
     }
 }
 
-/// `60s`, `5m` or `1h` in seconds.
+/// Parses a time like `60s`, `5m` or `1h` into seconds, a year at most.
 fn seconds(text: &str) -> Option<u64> {
     let unit = text.chars().last()?;
     let factor = match unit {

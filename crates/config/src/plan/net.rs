@@ -28,7 +28,8 @@ pub struct NetPlan {
     pub reclaim: ReclaimSpec,
     /// The checksums and segments that the host does for the guest.
     pub offload: OffloadSpec,
-    /// None: the interface's, if its guest must have that one, else made from name and socket.
+    /// The guest's address. `None`: the address of the interface, if the guest must use that one
+    /// (macvtap, AF_XDP), else one that is made from the device's name and socket.
     #[serde(serialize_with = "serialize_mac")]
     pub mac: Option<MacAddress>,
     /// MTU that the guest is told, in bytes.
@@ -43,11 +44,12 @@ pub struct NetPlan {
     pub sndbuf: Option<u32>,
     /// Frames that wait in the interface for the guest.
     pub txqueuelen: Option<u32>,
-    /// A frame for the guest may lie in several buffers.
+    /// Consecutive packets of a flow from the guest are joined into one GSO packet before they are
+    /// written to the tap.
     pub merge: bool,
-    /// Flows return on the pair on which the guest sends.
+    /// The frames of a flow are delivered to the queue pair on which the guest sends that flow.
     pub steer: bool,
-    /// The guest may read each frame's hash.
+    /// The guest is offered to get the hash of each frame (`VIRTIO_NET_F_HASH_REPORT`).
     pub hash_report: bool,
     /// The file that captures the frames.
     pub pcap: Option<PathBuf>,
@@ -67,7 +69,8 @@ pub enum PortPlan {
         /// Whether the interface must exist.
         must_exist: bool,
     },
-    /// Queues of a tap that were opened by whoever started the daemon.
+    /// Inherited descriptors of the queues of a tap, which the process that started the daemon has
+    /// opened.
     TapFds(Vec<i32>),
     /// A macvtap that exists.
     Macvtap {
@@ -78,33 +81,33 @@ pub enum PortPlan {
     Xdp {
         /// Name of the interface.
         name: String,
-        /// Whether the interface's driver must use the guest's buffers itself.
+        /// Whether the network card reads long frames in the guest's memory, without a copy.
         zero_copy: bool,
     },
     /// No host: frames of the guest are dropped.
     Null {
-        /// Frames for the guest that are made in a turn.
+        /// Bytes of the frames that the port delivers to the guest; 0: it delivers none.
         generate: usize,
     },
     /// A port of a switch of the daemon.
     Switch(SwitchPortPlan),
 }
 
-/// What is known of a port by its kind. Whoever asks has an answer for each kind: all of it stands
-/// in [`PortPlan::kind`].
+/// The properties that follow from the kind of a port. [`PortPlan::kind`] alone decides them, so a
+/// new kind of port is a new arm there.
 #[derive(Clone, Copy, Debug)]
 pub struct PortKind<'a> {
     /// The key that names the port.
     pub key: &'static str,
     /// The interface of the host that the configuration names.
     pub interface: Option<&'a str>,
-    /// It is an interface of the host, which may go and come.
+    /// The port is an interface of the host, which may be deleted and created again.
     pub is_interface: bool,
-    /// Its queues outlive the supervisor: the next one takes them.
+    /// The queues of the interface are handed over to the next supervisor at a takeover.
     pub are_queues_left: bool,
-    /// Its interface may demand an address of the guest.
+    /// The guest may have to use the address of the interface.
     pub demands_mac: bool,
-    /// A user whom `allow_paths` binds may have such a port.
+    /// An unprivileged user of the control API (`allow_paths`) may add such a port.
     pub is_for_all: bool,
 }
 
@@ -150,7 +153,7 @@ impl NetPlan {
             up: raw.up,
             sndbuf: raw.sndbuf,
             txqueuelen: raw.txqueuelen,
-            // A merged frame is one that the host must cut.
+            // The host must segment a merged packet: that needs the offload of segments.
             merge: raw.merge.unwrap_or(true) && offload == OffloadSpec::All,
             steer: raw.steer.unwrap_or(true),
             hash_report: raw.hash_report.unwrap_or(false),
@@ -162,8 +165,8 @@ impl NetPlan {
         Ok(net)
     }
 
-    /// The device for a device process, with its address and its MTU as they are now; `None`: no
-    /// device process serves such a port.
+    /// Makes the description of the device for a device process, with the present address and MTU.
+    /// `None`: no device process can serve the port.
     pub fn spec(&self, mac: MacAddress, mtu: Option<u16>) -> Option<DeviceSpec> {
         let (port, captures) = (self.port_spec()?, self.pcap.is_some());
         let net = NetSpec { port, captures, settings: self.settings(mac, mtu) };
@@ -177,14 +180,15 @@ impl NetPlan {
             PortPlan::Tap { name: _, must_exist: _ }
             | PortPlan::TapFds(_)
             | PortPlan::Macvtap { name: _ } => Some(PortSpec::Interface { merge: self.merge }),
-            // A command of its own says which port of the switch it is.
+            // `Command::SwitchPort` describes the port of the switch.
             PortPlan::Switch(_) => Some(PortSpec::Switch),
             // No plan has such a port in a device process.
             PortPlan::Xdp { name: _, zero_copy } => (!zero_copy).then_some(PortSpec::Xdp),
         }
     }
 
-    /// How the device is served, in whichever process, with this address and this MTU.
+    /// The settings with which the device is served, in the supervisor or in a device process, with
+    /// this address and MTU.
     pub fn settings(&self, mac: MacAddress, mtu: Option<u16>) -> NetSettings {
         let Self {
             device,
@@ -194,10 +198,11 @@ impl NetPlan {
             speed,
             hash_report,
             fault,
-            // The interface may have another address, and the operator changes the MTU.
+            // The arguments replace these: the interface may have another address, and the operator
+            // may have changed the MTU since.
             mac: _,
             mtu: _,
-            // A spec has a part for them.
+            // `NetSpec` describes the port in a field of its own.
             port: _,
             merge: _,
             // The supervisor sets these on the interface when it opens the interface.
@@ -222,8 +227,8 @@ impl NetPlan {
         }
     }
 
-    /// The address of a guest that was given none: it stays the same for this name and socket.
-    /// Devices of several processes may have the same name.
+    /// The address of a guest whose device has no key `mac`. It is made from name and socket, so it
+    /// stays the same at each start; the name alone would not do, since two daemons may use it.
     pub fn made_mac(&self) -> MacAddress {
         let socket = match &self.device.socket {
             SocketPlan::Listen { path, .. } | SocketPlan::Connect { path } => {
@@ -236,7 +241,7 @@ impl NetPlan {
 }
 
 impl PortPlan {
-    /// What is known of the port by its kind.
+    /// The properties that follow from the kind of the port.
     pub fn kind(&self) -> PortKind<'_> {
         let interface = PortKind {
             key: "tap",
@@ -254,7 +259,7 @@ impl PortPlan {
                 demands_mac: false,
                 ..interface
             },
-            // They may be the queues of a macvtap.
+            // `demands_mac`: the descriptors may be queues of a macvtap.
             Self::TapFds(_) => PortKind { key: "tap_fds", ..interface },
             Self::Macvtap { name } => {
                 PortKind { key: "macvtap", interface: Some(name), ..interface }
@@ -311,13 +316,14 @@ impl PortPlan {
     /// The keys that name a port.
     fn keys(place: &Place) -> &'static [&'static str] {
         match place {
-            // A command has one device: nobody is there to be switched to.
+            // A command serves one device, so a switch would have no other port.
             Place::CommandLine => &["tap", "tap_fds", "macvtap", "xdp", "null"],
             _ => &["tap", "tap_fds", "macvtap", "xdp", "null", "switch"],
         }
     }
 
-    /// Checks that each key which belongs to ports of a kind has such a port.
+    /// Checks that each key which only some kinds of port have is used with such a port, and that
+    /// names of interfaces are valid.
     fn check_keys(raw: &RawNet, place: &Place) -> Result<(), PlanError> {
         if raw.bridge.is_some() && raw.macvtap.is_some() {
             return place.error("bridge", "a macvtap cannot be in a bridge");
@@ -387,7 +393,7 @@ fn offload(raw: &RawNet, place: &Place) -> Result<OffloadSpec, PlanError> {
     Ok(offload)
 }
 
-/// A local address that stays the same for this text (FNV-1a of 64 bits).
+/// Hashes a text into a locally administered MAC address (FNV-1a of 64 bits).
 fn made_from(text: &str) -> MacAddress {
     let mix = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3);
     let hash = text.bytes().fold(0xcbf2_9ce4_8422_2325, mix);
@@ -395,7 +401,7 @@ fn made_from(text: &str) -> MacAddress {
     [0x02, a, b, c, d, e]
 }
 
-/// Why `text` is no address of a guest.
+/// The error for a text that is no unicast MAC address.
 fn no_mac(text: &str) -> String {
     let first = text.split(':').next().and_then(|byte| u8::from_str_radix(byte, 16).ok());
     let is_group = first.is_some_and(|first| first & 1 == 1) && text.split(':').count() == 6;
@@ -403,7 +409,7 @@ fn no_mac(text: &str) -> String {
     format!("{text:?} is not an address like 52:54:00:12:34:56{group}")
 }
 
-/// An address as people write it.
+/// A MAC address as text, like `52:54:00:12:34:56`.
 pub fn mac_text(mac: MacAddress) -> String {
     let [a, b, c, d, e, f] = mac;
     format!("{a:02x}:{b:02x}:{c:02x}:{d:02x}:{e:02x}:{f:02x}")

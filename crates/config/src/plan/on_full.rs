@@ -1,4 +1,4 @@
-//! The fate of a guest's writes on a full host: the key `on_full`.
+//! The key `on_full`: whether writes wait or fail while the host's file system is full.
 
 use super::{Place, PlanError};
 use manyring_protocol::spec::OnFullSpec;

@@ -1,10 +1,11 @@
-//! Paths with `~` or `$`, which a shell would have replaced: written into a file, or between
-//! quotes, they mean a folder of this very name.
+//! Refuses paths with a `~` or `$` that a shell would have expanded. In a file, or between quotes,
+//! nothing expands them, and the path would name a folder called `~` or `$HOME`.
 
 use super::{Place, Plan, PlanError, SocketPlan, XenPlan};
 use std::path::{Path, PathBuf};
 
-/// Checks every path of a plan, by looking for the folders that would have such names.
+/// Checks every path of a plan. A path with `~` or `$` is accepted only if a folder of this very
+/// name exists.
 pub(super) fn check(plan: &Plan) -> Result<(), PlanError> {
     let daemon = &plan.daemon;
     for (path, key) in daemon.controls() {
@@ -41,7 +42,8 @@ fn check_one(path: Option<&Path>, place: &Place, key: &str) -> Result<(), PlanEr
     }
 }
 
-/// Why `path` names nothing, if it has a `~` or a `$` that a shell would have replaced.
+/// The error for a path with a `~` or `$` that a shell would have expanded, if no file of this very
+/// name exists.
 pub fn unexpanded(path: &Path) -> Option<String> {
     let mut so_far = PathBuf::new();
     for (index, part) in path.components().enumerate() {
@@ -65,7 +67,7 @@ pub fn unexpanded(path: &Path) -> Option<String> {
     None
 }
 
-/// True if what stands behind a `$` is the beginning of a variable's name.
+/// True if the text behind a `$` begins like the name of a variable.
 fn is_variable(behind: &str) -> bool {
     behind.starts_with(|c: char| c == '{' || c == '_' || c.is_ascii_alphabetic())
 }

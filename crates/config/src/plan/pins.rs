@@ -1,13 +1,15 @@
-//! Which CPUs workers run on, and which worker serves which queue, where the operator chooses that.
+//! The operator's placement: the CPUs of each worker (`worker_cpus`), and the worker of each queue
+//! (`queue_workers`).
 
 use super::Plan;
 use crate::place::{Place, PlanError};
 use manyring_engine::allowed_cpus;
 
-/// No host has a CPU with this number: the kernel's sets of them end there.
+/// The numbers of all CPUs that a thread can be pinned to are below this one: `cpu_set_t` has as
+/// many bits.
 const CPU_END: usize = 1024;
 
-/// The CPUs of each worker. All of them are there, and this process may use them.
+/// Parses the CPUs of each worker, and checks that this process may use each of them.
 pub(super) fn worker_cpus(
     raw: Option<&[String]>,
     place: &Place,
@@ -29,7 +31,7 @@ pub(super) fn worker_cpus(
     Ok(all)
 }
 
-/// The worker of each of a device's `count` queues or queue pairs; of no more than there are.
+/// Checks that `queue_workers` does not list more workers than the device has queues or pairs.
 pub(super) fn queue_workers(
     raw: Option<&[usize]>,
     count: usize,
@@ -43,7 +45,7 @@ pub(super) fn queue_workers(
     Ok(workers.to_vec())
 }
 
-/// Checks that every worker exists which serves a queue.
+/// Checks that each worker which a device names in `queue_workers` exists.
 pub(super) fn check(plan: &Plan) -> Result<(), PlanError> {
     let workers = plan.daemon.workers;
     for device in plan.devices() {
@@ -55,7 +57,7 @@ pub(super) fn check(plan: &Plan) -> Result<(), PlanError> {
     Ok(())
 }
 
-/// A list like `0-3,8`, as the kernel writes it.
+/// Parses a list of CPUs like `0-3,8`, in the kernel's format.
 fn parse_cpus(text: &str) -> Option<Vec<usize>> {
     let mut cpus = Vec::new();
     for part in text.split(',') {
@@ -72,7 +74,7 @@ fn parse_cpus(text: &str) -> Option<Vec<usize>> {
     Some(cpus)
 }
 
-/// CPUs as a list like `0-3,8`.
+/// Writes CPUs as a list like `0-3,8`.
 pub fn in_words(cpus: &[usize]) -> String {
     let runs = cpus.chunk_by(|a, b| a + 1 == *b).filter_map(|run| match run {
         [] => None,

@@ -11,7 +11,7 @@ use serde::Serialize;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct PollingPlan {
     polling: ModePlan,
-    /// `None`: as waking a worker costs.
+    /// The longest time of spinning, in microseconds; `None`: the time that waking a worker takes.
     #[serde(skip_serializing_if = "Option::is_none")]
     spin_us: Option<u32>,
 }
@@ -51,7 +51,7 @@ impl PollingPlan {
         Ok(Self { polling, spin_us: raw.spin_us })
     }
 
-    /// These choices as options of a command: `--polling`, and `--spin-us` if a time is set.
+    /// The keys as options of a command: `--polling`, and `--spin-us` if a time is set.
     pub fn options(self) -> Vec<String> {
         let mode = match self.polling {
             ModePlan::Auto => "auto",

@@ -1,4 +1,4 @@
-//! Where the front-end of a device comes from.
+//! How a device gets its front-end: it listens, connects, or inherits a socket.
 
 use super::{AccessPlan, Pinned, Place, PlanError, check_len};
 use crate::raw::RawSocket;
@@ -6,7 +6,7 @@ use manyring_transport::vhost_user::ListenError;
 use serde::Serialize;
 use std::path::{Path, PathBuf};
 
-/// Where the front-end comes from.
+/// How a device gets its front-end.
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum SocketPlan {
@@ -14,7 +14,7 @@ pub enum SocketPlan {
     Listen {
         /// Path of the socket.
         path: PathBuf,
-        /// How its folder is found and held, if a user has named it whom `allow_paths` binds.
+        /// The resolved folder of the socket, if an unprivileged user has named it (`allow_paths`).
         #[serde(skip)]
         folder: Option<Pinned>,
         /// Owner and mode of the socket.
@@ -35,7 +35,7 @@ impl SocketPlan {
         let access = AccessPlan::new(&raw, place)?;
         let key = |key| place.key(key);
         if raw.client || raw.fd.is_some() {
-            // The socket is somebody else's: nothing of it is ours to set.
+            // Another process has created the socket, and set its permissions.
             let whose = key(if raw.client { "client" } else { "fd" });
             for (name, is_set) in [
                 ("socket_owner", raw.socket_owner.is_some()),
@@ -71,7 +71,7 @@ impl SocketPlan {
         }
     }
 
-    /// The socket's name, if it has one.
+    /// The socket's path, if it has one.
     pub fn path(&self) -> Option<&Path> {
         match self {
             Self::Listen { path, .. } | Self::Connect { path } => Some(path),
@@ -79,7 +79,8 @@ impl SocketPlan {
         }
     }
 
-    /// The error of this socket, which calls it as the plan does, also where it is found otherwise.
+    /// Puts the path of the plan into an error of this socket: the error may name a path in
+    /// `/proc/self/fd` (see [`Self::listens_at`]).
     pub fn error(&self, mut error: ListenError) -> ListenError {
         let Some(name) = self.path() else { return error };
         match &mut error {
@@ -95,7 +96,9 @@ impl SocketPlan {
         error
     }
 
-    /// Where we listen: by name, or by the folder that was found; none before it is found.
+    /// The path at which the daemon listens. If an unprivileged user named it, the path goes
+    /// through the resolved folder; `None` before the folder is resolved, and if the daemon does
+    /// not create the socket.
     pub fn listens_at(&self) -> Option<PathBuf> {
         match self {
             Self::Listen { path, folder: None, .. } => Some(path.clone()),

@@ -9,7 +9,7 @@ use manyring_device::net::MacAddress;
 use manyring_protocol::switch::{SwitchPortSpec, SwitchSpec, VlanSet, VlansSpec};
 use serde::Serialize;
 
-/// The bit of the group that PAUSE frames go to.
+/// The bit of the group 01:80:c2:00:00:01, to which PAUSE frames are sent (802.3 annex 31B).
 const RETRY_DELAY: u32 = 1 << 1;
 
 /// A switch.
@@ -20,9 +20,9 @@ pub struct SwitchPlan {
     pub place: Place,
     /// Name of the switch, unique.
     pub name: String,
-    /// Seconds.
+    /// Seconds without a frame from an address after which the switch forgets the address.
     pub age: u32,
-    /// The groups of bridges whose frames are passed on: bit n is 01:80:c2:00:00:0n.
+    /// The reserved groups whose frames are forwarded: bit n is 01:80:c2:00:00:0n.
     pub group_fwd_mask: u16,
     /// The interface that leads to the host.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -31,11 +31,11 @@ pub struct SwitchPlan {
     pub uplink_kind: UplinkKind,
 }
 
-/// How frames come from an uplink, and go there.
+/// The kind of interface that an uplink is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum UplinkKind {
-    /// A tap, made if it is missing.
+    /// A tap, which is created if it does not exist.
     #[default]
     Tap,
     /// A macvtap that exists.
@@ -49,15 +49,15 @@ pub enum UplinkKind {
 pub struct SwitchPortPlan {
     /// Name of the switch.
     pub switch: String,
-    /// The VLAN of untagged frames.
+    /// The VLAN of the port: its guest sends and receives untagged frames.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub vlan: Option<u16>,
-    /// The VLANs that the guest may tag.
+    /// The VLANs of the port: its guest sends and receives their frames with tags.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub trunk: Vec<u16>,
-    /// The port reaches the uplink alone.
+    /// The port exchanges no frames with other isolated ports.
     pub isolated: bool,
-    /// Frames with another source than the port's own are dropped.
+    /// Frames whose source is not the guest's own address are dropped.
     pub anti_spoof: bool,
     /// Source addresses that are learned from the port at most.
     pub macs_max: u32,
@@ -66,14 +66,14 @@ pub struct SwitchPortPlan {
 }
 
 impl SwitchPlan {
-    /// The switch for its device process.
+    /// Makes the description of the switch for its device process.
     #[must_use]
     pub fn spec(&self) -> SwitchSpec {
         let Self {
             name,
             age,
             group_fwd_mask,
-            // Messages name the keys of devices, and those of switches to the operator alone.
+            // Only errors to the operator name the place of a key.
             place: _,
             // The supervisor opens the interface, and hands over its queue and properties.
             uplink: _,
@@ -114,7 +114,7 @@ impl SwitchPlan {
 }
 
 impl SwitchPortPlan {
-    /// The port that the keys of a device ask for; `None` if it is not on a switch.
+    /// Plans the port of a device that has the key `switch`; `None` without the key.
     pub(super) fn new(raw: &RawNet, place: &Place) -> Result<Option<Self>, PlanError> {
         let Some(switch) = raw.switch.clone() else {
             for (key, is_set) in [
@@ -149,8 +149,8 @@ impl SwitchPortPlan {
         }))
     }
 
-    /// The port of a guest that has this address, in whichever process: `mac` is the one that is
-    /// configured.
+    /// Makes the description of the port for the process that serves the switch. `mac` is the
+    /// configured address, and `has` the one that the guest has: the same, or a generated one.
     #[must_use]
     pub fn spec(
         &self,

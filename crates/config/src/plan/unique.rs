@@ -1,8 +1,8 @@
-//! Things that two devices cannot share: a name, a socket, a file, an interface, a queue.
+//! Checks that no two devices share a name, a socket, a file, an interface or a descriptor.
 //!
-//! These rules are applied twice: to the paths as they are written, when a plan is made from a
-//! text, and to the files that the host finds under the paths, before anything is opened: one file
-//! has many names (links, other folders), and so has the folder of a socket.
+//! The rules for paths are applied twice. When a plan is made from a text, paths are compared as
+//! they are written. Before anything is opened, the files that the host finds under the paths are
+//! compared, since one file can have several paths (hard links, symbolic links, bind mounts).
 
 use super::{DevicePlan, DiskPlan, Plan, PortKind, PortPlan, SocketPlan, XenBlkPlan};
 use crate::place::PlanError;
@@ -11,28 +11,28 @@ use std::fmt::Display;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
-/// The identity of a file or a socket: two that are equal here are one.
+/// The identity of a file or a socket. Two paths with equal identities name the same file.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 enum Identity {
-    /// A name, in a folder.
+    /// A path whose file does not exist, or is not looked at.
     Name(PathBuf),
-    /// A file, whatever its names.
+    /// A file, which may have several paths.
     Inode { filesystem: u64, inode: u64 },
-    /// A block or character device, whatever its nodes.
+    /// A block or character device, which may have several nodes in `/dev`.
     Device(u64),
 }
 
-/// How paths are told apart.
+/// How the identity of a path is found.
 struct Look {
-    /// That of a file, which may be a link.
+    /// For files: a symbolic link is followed.
     file: fn(&Path) -> Identity,
-    /// That of a socket: a link is replaced, not followed, where we listen.
+    /// For sockets: a symbolic link is not followed, because listening replaces it.
     socket: fn(&Path) -> Identity,
 }
 
-/// As they are written.
+/// Compares paths as they are written.
 const WRITTEN: Look = Look { file: written, socket: written };
-/// As the host finds them.
+/// Compares the files that the host finds under the paths.
 const FOUND: Look = Look { file: found_file, socket: found_name };
 
 fn written(path: &Path) -> Identity {
@@ -58,7 +58,7 @@ fn found_name(path: &Path) -> Identity {
     })
 }
 
-/// Checks a plan as it is written; nothing is looked at.
+/// Checks a plan as it is written, without looking at the host's files.
 pub(super) fn check(plan: &Plan) -> Result<(), PlanError> {
     names(plan)?;
     paths(plan, &WRITTEN)?;
@@ -66,7 +66,7 @@ pub(super) fn check(plan: &Plan) -> Result<(), PlanError> {
     interfaces(plan)
 }
 
-/// Checks what the host finds under the paths of a plan; nothing is opened.
+/// Checks the files that the host finds under the paths of a plan, without opening them.
 pub(super) fn check_found(plan: &Plan) -> Result<(), PlanError> {
     paths(plan, &FOUND)
 }
@@ -83,6 +83,10 @@ fn names(plan: &Plan) -> Result<(), PlanError> {
             return place.error("name", "is already used by another device");
         }
     }
+    // A disk of the back-end `xen` is named `xen-KIND-DOMAIN-DEVICE`: no other device may have such
+    // a name.
+    // A disk of the back-end `xen` is named `xen-KIND-DOMAIN-DEVICE`: no other device may have such
+    // a name.
     for XenBlkPlan { name, place, .. } in &plan.xen_blk {
         let is_of = |other: &&&String| other.strip_prefix(name).is_some_and(|o| o.starts_with('-'));
         if let Some(other) = names.iter().find(is_of) {
@@ -90,7 +94,7 @@ fn names(plan: &Plan) -> Result<(), PlanError> {
             return place.error("name", problem);
         }
     }
-    // With a control socket devices can come later.
+    // With a control socket, a plan without devices is useful: they can be added later.
     if names.is_empty() && plan.daemon.control.is_none() {
         let (at, problem) = ("blk, net, xen_blk".to_owned(), "no device is configured".to_owned());
         return Err(PlanError { at, problem });
@@ -105,7 +109,7 @@ fn paths(plan: &Plan, look: &Look) -> Result<(), PlanError> {
     for net in &plan.net {
         let (place, Some(path)) = (&net.device.place, &net.pcap) else { continue };
         let identity = (look.file)(path);
-        // A capture begins with an empty file.
+        // Starting a capture truncates the file, which would destroy a disk.
         if let Some((disk, _)) = disks.get(&identity) {
             return place.error(
                 "pcap",
@@ -145,7 +149,8 @@ fn sockets(plan: &Plan, look: &Look) -> Result<(), PlanError> {
     Ok(())
 }
 
-/// Devices that only read may share a file. By file: a device, and whether it only reads.
+/// Checks that no two disks share a file or an NBD export, unless both are read-only. Returns, by
+/// file, the name of a disk that uses it, and whether that disk is read-only.
 fn disks<'a>(plan: &'a Plan, look: &Look) -> Result<HashMap<Identity, (&'a str, bool)>, PlanError> {
     let (mut disks, mut exports) = (HashMap::new(), HashMap::new());
     for blk in &plan.blk {
@@ -172,7 +177,8 @@ fn disks<'a>(plan: &'a Plan, look: &Look) -> Result<HashMap<Identity, (&'a str, 
     Ok(disks)
 }
 
-/// Whoever adopts a file descriptor is its only owner.
+/// Checks that no two devices name the same inherited descriptor: each is adopted and closed by one
+/// owner.
 fn fds(plan: &Plan) -> Result<(), PlanError> {
     let mut fds = HashMap::new();
     for DevicePlan { name, place, socket, .. } in plan.devices() {

@@ -1,9 +1,10 @@
-//! Ports of switches that there are, and uplinks that nobody else has.
+//! Checks of switches: their names, their uplinks, and the ports that name them.
 
 use super::{Plan, PlanError, PortKind, PortPlan};
 use std::collections::HashSet;
 
-/// Checks that each port is of a switch that there is, and that nobody else has an uplink.
+/// Checks that each switch has a name of its own, that the switch of each port exists, and that no
+/// two switches or devices use the same uplink.
 pub(super) fn check(plan: &Plan) -> Result<(), PlanError> {
     let (mut names, mut uplinks) = (HashSet::new(), HashSet::new());
     for switch in &plan.switch {

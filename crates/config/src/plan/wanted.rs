@@ -9,11 +9,12 @@ use serde_json::{Map, Value};
 use std::ffi::OsStr;
 use std::sync::Arc;
 
-/// A thing that a user's device names and that is absent, or where the operator forbids it.
+/// A path that an unprivileged user's device names, and that does not exist or is not below
+/// `allow_paths`.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{key}: {problem}")]
 pub struct Unfound {
-    /// The key that names it.
+    /// The key with the path.
     pub key: &'static str,
     /// One sentence.
     pub problem: String,
@@ -45,7 +46,7 @@ impl Wanted {
         }
     }
 
-    /// The key that names what `assemble` opens.
+    /// The key that names the disk or port of the device.
     pub fn key(&self) -> &'static str {
         match self {
             Self::Blk(blk) => blk.disk.kind("").key,
@@ -53,7 +54,7 @@ impl Wanted {
         }
     }
 
-    /// How the device can be reached, for people.
+    /// The socket of the device in words: its path, or its descriptor like `fd 3`.
     pub fn socket(&self) -> String {
         match &self.plan().socket {
             SocketPlan::Listen { path, .. } | SocketPlan::Connect { path } => {
@@ -63,16 +64,16 @@ impl Wanted {
         }
     }
 
-    /// True if what it passes is written to a file.
+    /// True if the frames of the device are captured into a file (`pcap`).
     pub fn has_capture(&self) -> bool {
         matches!(self, Self::Net(net) if net.pcap.is_some())
     }
 
-    /// Finds and holds what a user has named whom `allow_paths` binds; a device of anybody else
-    /// names nothing that must be found before it is opened. May block.
+    /// Resolves the paths that an unprivileged user has named, below the folders of `allow_paths`,
+    /// and holds what they name. Does nothing for a device of any other origin. May block.
     ///
     /// # Errors
-    /// [`Unfound`]. It can be tried again.
+    /// [`Unfound`]: a path does not exist or is not allowed. The call can be repeated.
     pub fn find(&self) -> Result<(), Unfound> {
         let find = |pinned: Option<&Pinned>, key| {
             let found = pinned.map_or(Ok(()), |pinned| pinned.find().map(drop));
@@ -90,19 +91,19 @@ impl Wanted {
         }
     }
 
-    /// True if the control API has asked for it.
+    /// True if the device was added over the control API.
     pub fn is_of_api(&self) -> bool {
         matches!(self.plan().place, Place::Api(_))
     }
 
-    /// True if the device can only be had when `other` is gone: they share a name of a socket, a
-    /// file or an interface, as it is written.
+    /// True if the device can be opened only after `other` is closed, because both name the same
+    /// socket, file, interface or port of a switch. Names are compared as they are written.
     pub fn needs_what_of(&self, other: &Self) -> bool {
         let (own, others) = (self.needs(), other.needs());
         own.iter().any(|need| others.contains(need))
     }
 
-    /// The switch that it is a port of.
+    /// The switch of which the device is a port, if it is one.
     pub fn switch(&self) -> Option<&String> {
         match self {
             Self::Net(net) => match &net.port {
@@ -144,7 +145,8 @@ impl Wanted {
         Ok(())
     }
 
-    /// When another value of the key takes effect, which is not at once, and where it is changed.
+    /// The error for a key that cannot change while the device is served: it says when another
+    /// value takes effect, and how to set it.
     fn not_live(&self, key: &str, class: Class) -> String {
         let when = match class {
             Class::Live => return format!("{key}: a disk has no such key"),
@@ -161,7 +163,7 @@ impl Wanted {
     /// The device with other values of live keys.
     ///
     /// # Errors
-    /// One line: a key is not one of these, or its value is wrong.
+    /// One line: a key is unknown or not live, or its value is wrong.
     pub fn patched(&self, keys: &Map<String, Value>) -> Result<Self, String> {
         let mut device = self.clone();
         for (key, value) in keys {

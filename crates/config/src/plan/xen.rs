@@ -1,5 +1,6 @@
-//! Disks of Xen guests: where they are announced, and how they are served. Which disks there are,
-//! and what each one is, the tool stack writes into xenstore.
+//! The plan of a back-end for disks of Xen guests: in which xenstore they are announced, and how
+//! they are served. The disks themselves are not in the plan: the tool stack writes them into
+//! xenstore.
 
 use super::{DiskPlan, Format, LimitPlan, ModerationPlan, Place, PlanError, Source};
 use super::{cache, check_len, device_place, logical_block_size, on_full, size};
@@ -11,20 +12,19 @@ use manyring_protocol::spec::{DiskFaultSpec, OnFullSpec, XenBlkSettings};
 use serde::Serialize;
 use std::path::{Path, PathBuf};
 
-/// Kinds that are served if none is named: one that no kernel and no tool stack uses.
+/// The default of `kinds`: a kind for which neither the kernel nor a tool stack has a back-end.
 const KIND: &str = "manyring";
-/// Where it is written down how far the rings of disks are served, unless the key says another
-/// folder: in memory, since no ring outlives its host. The locks of this machine's disks are
-/// always there.
+/// The default folder for the journals of rings. It lies in memory, since no ring outlives its
+/// host. The locks against another back-end of this machine's Xen are in this folder whatever the
+/// key says.
 pub const STATE_DIR: &str = "/run/manyring";
 /// Longest name of a kind.
 const KIND_LEN_MAX: usize = 32;
-/// Grants of a queue that stay mapped, as the kernel's back-end has it: 96 segments for each of 11
-/// requests.
+/// The default of `persistent_max`, that of Linux's back-end: 96 segments for each of 11 requests.
 const PERSISTENT: u32 = 1056;
-/// Prefixes with which tool stacks say in `params` how a file is to be served.
+/// Prefixes of a file's path in the node `params`, by which tool stacks choose a driver.
 const FILE_PREFIXES: [&str; 4] = ["aio:", "raw:", "file:", "phy:"];
-/// Those that say that the file's bytes are those of the disk, whatever they look like.
+/// The prefixes that mean a raw image, so the file is not checked for looking like another format.
 const RAW_PREFIXES: [&str; 2] = ["aio:", "raw:"];
 
 /// The disks of one xenstore.
@@ -39,18 +39,18 @@ pub struct XenBlkPlan {
     pub xen: XenPlan,
     /// The domain in which this process runs.
     pub domain: u16,
-    /// The words under which a toolstack names the back-end in XenStore.
+    /// The kinds of back-end that are served: folders below `backend/` in xenstore.
     pub kinds: Vec<String>,
     /// The host's page cache is not used (`O_DIRECT`).
     pub direct: bool,
-    /// None: raw, and refused if it looks like another format.
+    /// `None`: files are raw, and are refused if their bytes look like another format.
     pub format: Option<Format>,
-    /// None: that of each disk.
+    /// The logical block size in bytes; `None`: that of each disk.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub logical_block_size: Option<u32>,
     /// Rings of a disk at most.
     pub num_queues: usize,
-    /// Writes are complete in the host's cache; the guest flushes.
+    /// A write completes when it is in the host's cache, and is durable after the guest's flush.
     pub writeback: bool,
     /// Whether a write waits or fails while the host has no room for it.
     pub on_full: OnFullSpec,
@@ -66,9 +66,9 @@ pub struct XenBlkPlan {
     pub indirect_segments_max: u16,
     /// Logarithm to base two of a ring's pages at most.
     pub ring_page_order_max: u32,
-    /// How interrupts for the guest are put together.
+    /// How notifications of the guest are held back.
     pub moderation: ModerationPlan,
-    /// The folder of what outlives the daemon.
+    /// The folder of the journals of rings, which the next daemon reads.
     pub state_dir: PathBuf,
     /// The limit of each disk by itself.
     #[serde(skip_serializing_if = "LimitPlan::is_none")]
@@ -78,11 +78,11 @@ pub struct XenBlkPlan {
     pub fault: Option<DiskFaultSpec>,
 }
 
-/// Which Xen it is.
+/// The hypervisor whose guests are served.
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum XenPlan {
-    /// That of this machine.
+    /// The Xen of this machine.
     Real {
         /// Socket of the XenStore; `None`: where it usually is.
         xenstore: Option<PathBuf>,
@@ -139,8 +139,8 @@ impl XenBlkPlan {
         })
     }
 
-    /// How a disk is served, in whichever process, whose guest may only read or also write, and
-    /// discard, as the tool stack says.
+    /// The settings with which a disk is served, in the supervisor or in a device process. The tool
+    /// stack decides whether the guest may only read, and whether it may discard.
     pub fn settings(&self, (read_only, allows_discard): (bool, bool)) -> XenBlkSettings {
         let Self {
             logical_block_size,
@@ -155,17 +155,18 @@ impl XenBlkPlan {
             ring_page_order_max,
             moderation,
             fault,
-            // The supervisor talks to xenstore, finds the disks, names them, and keeps journals.
+            // Only the supervisor uses these: it reads xenstore, names the disks, and keeps the
+            // journals.
             place: _,
             name: _,
             xen: _,
             domain: _,
             kinds: _,
             state_dir: _,
-            // Parts of the plan of each disk: see `disk`.
+            // `disk` puts these into the plan of each disk.
             direct: _,
             format: _,
-            // Messages of their own: a limit changes while the disk is served.
+            // Limits change while the disk is served, so they have a message of their own.
             limit: _,
         } = self;
         XenBlkSettings {
@@ -185,10 +186,10 @@ impl XenBlkPlan {
         }
     }
 
-    /// The disk that the tool stack means by a node `params`.
+    /// Plans the disk that the node `params` of the tool stack describes.
     ///
     /// # Errors
-    /// The problem with `params`, in words that begin with this name.
+    /// One line that begins with `params:`.
     pub fn disk(&self, params: &str) -> Result<DiskPlan, String> {
         let in_sectors = |text: &str| {
             size(text).ok_or_else(|| format!("params: {text:?} is not a size in whole sectors"))

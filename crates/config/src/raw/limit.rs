@@ -1,5 +1,5 @@
-//! The keys of a limit as they are written: any scalar, so that the error for a wrong one can say
-//! what it was.
+//! The keys of a limit as they are written. Any scalar is accepted here, so that the error for a
+//! wrong value can quote it.
 
 use serde::de::{Error, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
@@ -12,7 +12,7 @@ use std::str::FromStr;
 #[serde(transparent)]
 pub struct RawLimit(pub BTreeMap<String, RawScalar>);
 
-/// A number, a text or a truth value, as a text.
+/// A number, a string or a boolean, kept as text.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(transparent)]
 pub struct RawScalar(pub String);
@@ -31,7 +31,8 @@ impl FromStr for RawLimitOption {
 }
 
 impl RawLimit {
-    /// What the options of a command say; the last one of a key counts.
+    /// The limit that the `--limit` options of a command describe; `None` without such options. If
+    /// a key is given twice, the last value counts.
     pub fn of_options(options: Vec<RawLimitOption>) -> Option<Self> {
         let keys = options.into_iter().map(|RawLimitOption(key, value)| (key, RawScalar(value)));
         let keys: BTreeMap<_, _> = keys.collect();

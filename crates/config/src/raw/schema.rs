@@ -1,4 +1,4 @@
-//! How the OpenAPI document describes values that the configuration takes in several forms.
+//! OpenAPI schemas of values that the configuration takes as a string or as a number.
 
 use super::{RawAccount, RawLimit, RawSize};
 use crate::limit_keys::limit_keys;
@@ -6,7 +6,7 @@ use utoipa::openapi::schema::{AdditionalProperties, ObjectBuilder, Schema, Schem
 use utoipa::openapi::{OneOfBuilder, RefOr};
 use utoipa::{PartialSchema, ToSchema};
 
-/// A value of one of these types.
+/// The schema of a value that may have any of these types.
 fn any_of(types: &[Type], about: &str) -> RefOr<Schema> {
     let types = SchemaType::Array(types.to_vec());
     ObjectBuilder::new().schema_type(types).description(Some(about)).into()

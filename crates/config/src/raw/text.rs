@@ -1,4 +1,4 @@
-//! Values that a file may have as a text or as a number: accounts and sizes.
+//! Values that a file may give as a string or as a number: accounts and sizes.
 
 use serde::de::{Error, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
@@ -6,7 +6,7 @@ use std::convert::Infallible;
 use std::fmt::Formatter;
 use std::str::FromStr;
 
-/// A user or group: its name, or its number, which a file may have without quotes.
+/// A user or group: its name or its number. A file may give the number without quotes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(transparent)]
 pub struct RawAccount(pub String);
@@ -19,7 +19,7 @@ impl FromStr for RawAccount {
     }
 }
 
-/// A size: with its unit, or a number of bytes, which a file may have without quotes.
+/// A size: a string with a unit, or a number of bytes. A file may give the number without quotes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(transparent)]
 pub struct RawSize(pub String);
@@ -45,7 +45,8 @@ impl<'de> Deserialize<'de> for RawSize {
     }
 }
 
-/// Takes a text, or a whole number as the text that it is; the words say what is wanted.
+/// Deserializes a string, or a whole number as its decimal digits. The field is the text of the
+/// error for any other type.
 struct TextOrNumber(&'static str);
 
 impl Visitor<'_> for TextOrNumber {
