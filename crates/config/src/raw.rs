@@ -46,7 +46,7 @@ pub struct RawDaemon {
     /// Whether workers look for work before they sleep: "auto", "always" or "never".
     pub polling: Option<String>,
     /// Microseconds for which a worker looks for work before it sleeps, at most, 0 to 1000;
-    /// default: the time that waking a worker takes on this host.
+    /// default: ten times the time that waking a thread takes on this host.
     pub spin_us: Option<u32>,
     /// Use io_uring where the kernel allows it; default true.
     pub io_uring: Option<bool>,

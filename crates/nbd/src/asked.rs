@@ -1,11 +1,11 @@
-//! `Asked`: a request of the guest, and which bytes of it the session has sent commands for.
+//! `Asked`: a request of the guest, and for which of its bytes the session has written commands.
 
 use manyring_backend::blk::{Op, Request};
 use manyring_memory::{Pieces, SliceList};
 use manyring_wire::nbd::CommandKind;
 use rustix::io::Errno;
 
-/// Slices for which the list of a request keeps room when it is done.
+/// Slices for which a request's list keeps its memory after the request has completed.
 const SLICES_KEPT: usize = 256;
 
 /// The part of a request that the next command is for.
@@ -37,7 +37,7 @@ pub(super) struct Asked {
     pub(super) is_written: bool,
     /// Commands of this request that wait for their reply.
     open: u32,
-    /// The data of a durable write are answered, and the flush of them is left.
+    /// The server has answered all data of a durable write, and the flush of the data is pending.
     is_flush: bool,
     result: Result<(), Errno>,
     pub(super) is_open: bool,
@@ -70,7 +70,7 @@ impl Default for Asked {
 }
 
 impl Asked {
-    /// Keeps a request that comes as the `number`th, at `tick`.
+    /// Stores a request, which is the `number`th of the queue and begins at `tick`.
     pub(super) fn open(
         &mut self,
         request: &Request,
@@ -123,13 +123,14 @@ impl Asked {
         self.is_written = self.is_flush || self.op == Op::Flush || self.written >= self.len;
     }
 
-    /// Notes the answer to a command. True if no command of the request is left to be answered.
+    /// Handles the answer to a command. Returns true if all commands of the request are written and
+    /// answered.
     pub(super) fn answered(&mut self, error: Option<Errno>, tick: u32) -> bool {
         self.open -= 1;
         self.since = tick;
         if let Some(errno) = error {
             self.result = self.result.and(Err(errno));
-            // A request that has failed asks for no more of its bytes.
+            // No more commands are written for a request that has failed.
             self.is_written = true;
         }
         self.is_written && self.open == 0
@@ -156,7 +157,8 @@ impl Asked {
         self.result
     }
 
-    /// Guest memory has changed: an open request lets go of its slices' snapshot when it ends.
+    /// Guest memory has changed: the slices' snapshot of the old memory is released, of an open
+    /// request when the request ends.
     pub(super) fn retire(&mut self) {
         if self.is_open {
             self.is_retired = true;

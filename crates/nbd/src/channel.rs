@@ -1,5 +1,5 @@
-//! `Channel`: a connection as its queue has it: the socket's stream, and the TLS session on it if
-//! there is one.
+//! `Channel`: a connection in the transmission phase: the stream of the socket, and the TLS session
+//! on it, if there is one.
 
 use super::session::{Broken, NbdSession};
 use super::tls::Tls;
@@ -36,8 +36,8 @@ impl Channel {
         Ok(self.tls.as_mut().map_or(Ok(()), |tls| tls.seal(self.stream.out()))?)
     }
 
-    /// Appends commands of the session, with about `room` bytes, to what is to be sent. Returns how
-    /// many.
+    /// Appends commands of the session, about `room` bytes, to the stream's output, and encrypts
+    /// them if the connection has TLS. Returns the number of commands.
     ///
     /// # Errors
     /// [`Broken`]: the connection is over.
@@ -46,10 +46,10 @@ impl Channel {
         self.seal().map(|()| count)
     }
 
-    /// Decrypts what has come, if the connection has TLS.
+    /// Decrypts the received bytes, if the connection has TLS.
     ///
     /// # Errors
-    /// [`Broken`]: the connection is over, after [`Self::plain`] was taken.
+    /// [`Broken`]: the connection must be closed, after the replies in [`Self::plain`] are handled.
     pub(super) fn open(&mut self) -> Result<(), Broken> {
         let Some(tls) = &mut self.tls else { return Ok(()) };
         let mut answers = Vec::new();
@@ -60,7 +60,7 @@ impl Channel {
         Ok(opened?)
     }
 
-    /// The replies that have come and are not consumed.
+    /// The received bytes of replies, decrypted, that are not consumed yet.
     pub(super) fn plain(&self) -> &[u8] {
         self.tls.as_ref().map_or_else(|| self.stream.bytes(), |tls| tls.plain())
     }
@@ -73,7 +73,7 @@ impl Channel {
         }
     }
 
-    /// Takes the replies that have come.
+    /// Hands the received replies to the session.
     ///
     /// # Errors
     /// [`Broken`]: the connection is over.
@@ -103,8 +103,8 @@ impl Channel {
 }
 
 impl Drop for Channel {
-    /// The process that has connected may keep a copy of the socket, with which the connection
-    /// would stay open for the server.
+    /// Shuts the socket down. The process that has connected may keep a copy of the socket, so
+    /// closing this one alone would leave the connection open.
     fn drop(&mut self) {
         self.stream.shut();
     }

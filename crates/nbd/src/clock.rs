@@ -1,4 +1,5 @@
-//! The time, for the reconnector thread. A worker does not read the clock here: it counts ticks.
+//! The clock of the reconnector thread. Workers do not read it: they time requests by the ticks
+//! that this thread counts.
 
 use rustix::time::{ClockId, clock_gettime};
 use std::time::Duration;

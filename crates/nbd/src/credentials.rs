@@ -1,13 +1,14 @@
-//! `Credentials`: the certificates and the key with which a client begins TLS, as bytes.
+//! `Credentials`: the certificates and the key of a TLS client, as the texts of their files.
 
 use std::fmt::{self, Debug};
 use std::fs::File;
 use std::io::{ErrorKind, Read};
 use std::path::{Path, PathBuf};
 
-/// The files of a client, as QEMU has them.
+/// The names of a client's files, the same as QEMU's.
 const NAMES: [&str; 4] = ["ca-cert.pem", "ca-crl.pem", "client-cert.pem", "client-key.pem"];
-/// Bytes of one of these files at most. All authorities that a distribution trusts have 220 KB.
+/// The largest file, in bytes. For comparison: all authorities that a distribution trusts have 220
+/// KB together.
 const FILE_MAX: u64 = 1 << 20;
 
 /// The content of the files with which a client begins TLS: `ca-cert.pem`, the authorities whose
@@ -15,7 +16,7 @@ const FILE_MAX: u64 = 1 << 20;
 /// `client-cert.pem` and `client-key.pem`, the client's own certificate and its key.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Credentials {
-    /// The folder, as errors name it; empty in a process that is not told the folder.
+    /// The folder, for errors; empty in a process that got the texts from another process.
     pub folder: PathBuf,
     /// The texts of the files, in the order above.
     pub files: [Option<String>; 4],
@@ -32,7 +33,7 @@ impl Credentials {
     /// Reads the files of a folder.
     ///
     /// # Errors
-    /// A path, and what is wrong there.
+    /// The path of the file that cannot be read, and why.
     pub fn read(folder: &Path) -> Result<Self, (PathBuf, String)> {
         let mut files = [const { None }; 4];
         for (text, name) in files.iter_mut().zip(NAMES) {
@@ -59,6 +60,6 @@ fn text_of(path: &Path) -> std::io::Result<String> {
     if bytes.len() as u64 > FILE_MAX {
         return Err(std::io::Error::other(format!("it has more than {FILE_MAX} bytes")));
     }
-    // What is no text is no PEM file either.
+    // A file that is not UTF-8 is no PEM file: the parser will report that.
     Ok(String::from_utf8_lossy(&bytes).into_owned())
 }

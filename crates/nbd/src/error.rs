@@ -1,23 +1,23 @@
-//! `JoinError`: why a disk has no connection to its server.
+//! `JoinError`: why connecting a disk to its server failed.
 
 use super::tls::TlsError;
 use manyring_wire::nbd::NbdError;
 use std::io::{self, ErrorKind};
 
-/// Why there is no connection.
+/// Why connecting to a server, or negotiating with it, failed.
 #[derive(Debug, thiserror::Error)]
 pub enum JoinError {
-    /// Nobody listens, or the network does not lead there.
+    /// Nobody listens at the address, or it is unreachable.
     #[error("cannot be connected to: {0}")]
     Connect(io::Error),
-    /// The process that connects in this one's place has no connection.
+    /// Another process connects on behalf of this one, and has failed.
     #[error("{text}")]
     Elsewhere {
         /// Its reason, in words that continue a sentence about the server.
         text: String,
-        /// A server that takes no more connections looks like this.
+        /// The failure may be that of a server that accepts no more connections.
         is_limit: bool,
-        /// The server may be there later.
+        /// Another attempt may succeed later.
         passes: bool,
     },
     /// The connection has ended, or has been silent for too long, before transmission.
@@ -26,7 +26,7 @@ pub enum JoinError {
     /// The server has sent something that the protocol does not allow, or has refused the export.
     #[error(transparent)]
     Nbd(#[from] NbdError),
-    /// The server allows one connection alone (no `NBD_FLAG_CAN_MULTI_CONN`), and there is another.
+    /// The server allows only one connection (no `NBD_FLAG_CAN_MULTI_CONN`), and the disk has one.
     #[error("it allows one connection alone now")]
     Alone,
     /// One of the two sides does not trust the other, or has broken TLS.
@@ -39,7 +39,8 @@ pub enum JoinError {
 }
 
 impl JoinError {
-    /// True if the server is not there yet, or has ended the connection early: it may come.
+    /// True if another attempt may succeed later: the server does not listen yet, or has ended the
+    /// connection early.
     #[must_use]
     pub fn passes(&self) -> bool {
         match self {
@@ -49,8 +50,8 @@ impl JoinError {
         }
     }
 
-    /// True if a server that takes no more connections looks like this: it lets the client wait, or
-    /// ends the connection before it has served it.
+    /// True if the failure may be that of a server that accepts no more connections: it lets the
+    /// client wait, or ends the connection before the export is negotiated.
     #[must_use]
     pub fn is_limit(&self) -> bool {
         match self {

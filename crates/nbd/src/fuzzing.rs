@@ -12,8 +12,8 @@ const MEMORY: u64 = 64 << 10;
 const FIRST: u64 = 16 << 10;
 const READ: u64 = 8 << 10;
 
-/// Feeds `bytes`, as the server's stream in pieces of `cut`, to a session that has asked for two
-/// reads, a write and a flush. The session's first cookies are `1 << 32` to `1 << 32 | 3`.
+/// Feeds `bytes`, as the server's stream in pieces of `cut`, to a session that has sent two reads,
+/// a write and a flush. The session's first cookies are `1 << 32` to `1 << 32 | 3`.
 ///
 /// # Panics
 /// If bytes land where no read was asked for, or a request ends twice.

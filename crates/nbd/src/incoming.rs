@@ -1,11 +1,11 @@
-//! `ReplyReader`: where in the stream of replies the next byte belongs.
+//! `ReplyReader`: parses the stream of replies, and copies the data of reads into guest memory.
 
 use manyring_memory::GuestSlice;
 use manyring_wire::nbd::{
     Chunk, ChunkKind, CommandKind, ErrorHead, Hole, NbdError, Reply, ReplyError,
 };
 
-/// Chunks of errors in one reply at most; a sound server sends one.
+/// The most error chunks in one reply; a correct server sends one.
 const ERRORS_MAX: u32 = 16;
 
 /// A command that waits for its reply.
@@ -13,7 +13,7 @@ const ERRORS_MAX: u32 = 16;
 pub(super) struct Sent {
     pub(super) token: u32,
     pub(super) kind: CommandKind,
-    /// First byte on the disk, and of the request.
+    /// First byte of the command on the disk (`offset`) and in the request (`skip`).
     pub(super) offset: u64,
     pub(super) skip: u64,
     pub(super) len: u32,
@@ -30,9 +30,9 @@ pub(super) enum ReplyReader {
     /// The head of a reply.
     #[default]
     Head,
-    /// Data of a read, for the bytes from `at` of its request on.
+    /// `left` more bytes of a read's data, which belong at offset `at` of the request.
     Data { cookie: u64, at: u64, left: u32, is_last: bool },
-    /// The message of an error, which is skipped.
+    /// `left` more bytes of an error's text, which is skipped.
     Rest { cookie: u64, left: u32, is_last: bool },
 }
 
@@ -49,7 +49,7 @@ pub(super) enum NextReply {
     Needs,
     /// A part was read, and the bytes behind it may hold another one.
     GoesOn,
-    /// The reply to this command is whole.
+    /// The reply to the command with this cookie is complete.
     Ends(u64),
 }
 
@@ -58,8 +58,8 @@ impl Next {
 }
 
 impl ReplyReader {
-    /// Takes what `bytes` begin with. `found` gives the command of a cookie, `slices` the memory of
-    /// a request.
+    /// Takes the next part of the stream from the beginning of `bytes`. `found` returns the command
+    /// of a cookie, `slices` the guest memory of a request by its token.
     ///
     /// # Errors
     /// [`NbdError::Reply`]: the server has broken the protocol.
@@ -92,7 +92,7 @@ impl ReplyReader {
         }
     }
 
-    /// `n` bytes of a payload were taken, of which `left` are still to come.
+    /// The result after `n` bytes of a payload were taken, and `left` are still to come.
     fn went_on(&mut self, cookie: u64, n: usize, (left, is_last): (u32, bool)) -> Next {
         let reply = match (left, is_last) {
             (0, true) => NextReply::Ends(cookie),
@@ -140,8 +140,9 @@ impl ReplyReader {
         }
     }
 
-    /// Parses the head of a chunk, and the beginning of its payload where that has a head of its
-    /// own. Returns how many bytes of the payload were taken; `None`: more bytes must come first.
+    /// Handles a chunk of a structured reply, of which the payload may begin with a head of its own
+    /// (an offset, a hole, an error). Returns how many bytes of the payload were taken; `None`:
+    /// that head is not complete yet.
     #[allow(clippy::cast_possible_truncation, reason = "some bytes")]
     fn chunk<'a>(
         &mut self,
@@ -184,7 +185,8 @@ impl ReplyReader {
     }
 }
 
-/// Maps the `len` bytes of data for `offset` of the disk to their place in the request.
+/// Checks that data of a reply lie inside the range that the command has read, and returns their
+/// offset in the request.
 fn place(sent: &Sent, offset: u64, len: u32) -> Result<u64, NbdError> {
     if sent.kind != CommandKind::Read {
         return Err(NbdError::Reply("data for a command that reads none"));
@@ -200,7 +202,7 @@ fn place(sent: &Sent, offset: u64, len: u32) -> Result<u64, NbdError> {
     Ok(sent.skip + at)
 }
 
-/// Copies `bytes` to the slices, behind their first `skip` bytes.
+/// Copies `bytes` into the slices, from offset `skip` on.
 fn fill(slices: &[GuestSlice<'_>], skip: u64, mut bytes: &[u8]) {
     let mut skip = usize::try_from(skip).unwrap_or(usize::MAX);
     for slice in slices {
@@ -213,7 +215,7 @@ fn fill(slices: &[GuestSlice<'_>], skip: u64, mut bytes: &[u8]) {
     }
 }
 
-/// Zeroes `len` bytes of the slices, behind their first `skip` bytes.
+/// Zeroes `len` bytes of the slices, from offset `skip` on.
 fn zero(slices: &[GuestSlice<'_>], skip: u64, len: u32) {
     let (mut skip, mut left) = (usize::try_from(skip).unwrap_or(usize::MAX), len as usize);
     for slice in slices {

@@ -1,4 +1,5 @@
-//! `join`: connects to the server and negotiates until transmission, for a limited time. Blocks.
+//! `join`: connects to the server and negotiates until the transmission phase begins, for a limited
+//! time. Blocks, so only the reconnector thread and tests call it.
 
 use super::channel::Channel;
 use super::clock::now;
@@ -22,7 +23,7 @@ const RECEIVE: usize = 16 << 10;
 pub(super) struct JoinedConnection {
     pub(super) channel: Channel,
     pub(super) export: Export,
-    /// The connection is one that other queues use as well.
+    /// The queue shares the connection with other queues (`reconnector/share.rs`).
     pub(super) is_shared: bool,
 }
 
@@ -49,7 +50,8 @@ pub(super) fn negotiated(
         rustix::io::ioctl_fionbio(&talk.socket, false).map_err(|e| JoinError::Connect(e.into()))?;
         Ok(export)
     });
-    // The process that has connected may have a copy of the socket.
+    // The process that has connected may have a copy of the socket, so closing ours alone would
+    // leave the connection open.
     let negotiated = negotiated.inspect_err(|_| {
         let _ = shutdown(&talk.socket, Shutdown::Both);
     });
@@ -82,7 +84,7 @@ fn negotiate(
     }
 }
 
-/// A socket whose calls wait no longer than until a deadline.
+/// A socket during the negotiation. Its methods block, and fail with `TimedOut` at the deadline.
 struct Talk {
     socket: OwnedFd,
     deadline: Duration,
@@ -92,13 +94,14 @@ struct Talk {
 }
 
 impl Talk {
-    /// Completes the TLS handshake. A server that refuses our certificate reports so only later, in
-    /// the place of its first answer, because with TLS 1.3 the client's handshake ends before.
+    /// Completes the TLS handshake. With TLS 1.3, the client's handshake ends before the server has
+    /// seen the client's certificate: a server that refuses it reports that instead of its first
+    /// answer.
     fn start_tls(&mut self, mut tls: Tls) -> Result<(), JoinError> {
         let (mut out, mut came) = (Vec::new(), vec![0; RECEIVE]);
         let mut shaken = tls.shake(&mut out);
         loop {
-            // Also after a fault: the alert in `out` tells the server's log of it.
+            // Sent also after an error: `out` then holds the alert that tells the server why.
             let sent = self.send_all(&out);
             if shaken? {
                 break;
@@ -112,7 +115,7 @@ impl Talk {
         Ok(())
     }
 
-    /// Fills `bytes`.
+    /// Fills `bytes` with received bytes, decrypted if TLS has begun.
     fn read(&mut self, bytes: &mut [u8]) -> Result<(), JoinError> {
         let mut got = 0;
         while got < bytes.len() {

@@ -1,20 +1,22 @@
-//! Disks of NBD servers, by our own client of the protocol.
+//! Disks that are exports of NBD servers, with our own client of the protocol.
 //!
-//! transport -> queue -> device -> **backend**. A [`NbdDisk`] is one more [`Disk`] that a device
-//! submits to; nothing of the stages before it knows that its image is elsewhere.
+//! transport -> queue -> device -> **backend**. An [`NbdDisk`] is a [`Disk`] like any other: the
+//! device that submits to it does not know that the image is remote.
 //!
 //! ```text
-//! queue.rs      a queue and its connection: what a turn sends and takes
-//! session.rs    requests as commands, and replies; pure, with asked.rs and incoming.rs
+//! queue.rs      a queue and its connection: sends commands and receives replies
+//! session.rs    turns requests into commands, and parses replies; pure, with asked.rs (a request)
+//!               and incoming.rs (the stream of replies)
 //! reconnector.rs
-//!               the disk's thread: connects, again and again; line.rs: what a queue sees of it
-//!               reconnector/: which queue has which, and one for several queues
+//!               the disk's thread, which connects and reconnects; line.rs: the state that a queue
+//!               and this thread share; reconnector/: which queue has which connection, and a
+//!               connection that several queues share
 //! join.rs       negotiates on a socket of server.rs, with the certificates of credentials.rs
-//! channel.rs    a connection as a queue has it; tls.rs: the TLS session on it
-//! watched.rs    for workers without io_uring
+//! channel.rs    a connection in the transmission phase; tls.rs: the TLS session on it
+//! watched.rs    an epoll, for workers without io_uring
 //! ```
-//! The image lies with a server: qemu-storage-daemon, nbdkit, or that of a storage system. A guest
-//! does not notice that the server is restarted: its requests in flight are sent again. A server
+//! The server is qemu-storage-daemon, nbdkit, or that of a storage system. A guest does not notice
+//! that the server is restarted: requests in flight are sent again on the next connection. A server
 //! that breaks the protocol harms only its own disk (`session.rs`).
 #![forbid(unsafe_code)]
 #![deny(clippy::print_stdout, clippy::print_stderr)]
@@ -61,29 +63,31 @@ pub struct NbdDisk {
 }
 
 impl NbdDisk {
-    /// Connects to the server, and measures its disk. May block for some seconds.
+    /// Connects to the server, and reads size and block sizes of its export. May block for some
+    /// seconds.
     ///
     /// # Errors
-    /// [`JoinError`].
+    /// [`JoinError`]: connecting or negotiating failed, or the export cannot be a guest's disk.
     pub fn open(options: NbdOptions) -> Result<Self, JoinError> {
         let disk = Self { reconnector: Reconnector::open(options)? };
         check(&disk.reconnector.told()).map(|()| disk)
     }
 
-    /// The disk of which the guest was `told`, as [`measure`] has found it. It is connected to when
-    /// a queue needs that: its server may be away.
+    /// The disk whose properties `told` the guest was told, as [`measure`] has found them. Connects
+    /// only when a queue is opened: the server may be unreachable now.
     ///
     /// # Errors
-    /// The system has no thread.
+    /// [`JoinError::Connect`]: the host cannot start the disk's thread.
     pub fn told(options: NbdOptions, told: Export) -> Result<Self, JoinError> {
         Ok(Self { reconnector: Reconnector::begin(options, told, None)? })
     }
 }
 
-/// The export of a server, to which `connected` leads; the connection ends. Gives up after `limit`.
+/// Asks the server at the other end of `connected` for its export, then closes the connection.
+/// Gives up after `limit`.
 ///
 /// # Errors
-/// [`JoinError`].
+/// [`JoinError`]: negotiating failed, or the export cannot be a guest's disk.
 pub fn measure(
     connected: Connected,
     target: &Target,
@@ -95,7 +99,7 @@ pub fn measure(
     check(&export).map(|()| export)
 }
 
-/// Checks that a guest can be told of this export.
+/// Checks that the export can be a guest's disk: its blocks must not be larger than [`BLOCK_MAX`].
 fn check(export: &Export) -> Result<(), JoinError> {
     let min = export.blocks.min;
     if min > BLOCK_MAX {
@@ -154,13 +158,14 @@ impl Drop for NbdDisk {
     }
 }
 
-/// Queues that a disk can have at most, of an export of the server.
+/// The most queues that a disk can have: one, unless the server allows several connections whose
+/// flushes cover each other (`NBD_FLAG_CAN_MULTI_CONN`).
 #[must_use]
 pub fn queues_max(export: &Export) -> usize {
     if export.flags & CAN_MULTI_CONN == 0 { 1 } else { usize::MAX }
 }
 
-/// The disk's geometry, as a guest sees it, of an export of the server.
+/// The geometry that a guest is told of the disk of an export.
 #[must_use]
 pub fn geometry(export: &Export, read_only: bool) -> Geometry {
     let has = |flag| export.flags & flag != 0;

@@ -11,18 +11,18 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 pub(super) enum News {
     /// A connection.
     Joined(JoinedConnection),
-    /// The server has been gone for longer than the operator lets guests wait.
+    /// The server has been unreachable for longer than `reconnect`: requests must fail.
     GaveUp,
 }
 
-/// Where the queue is told of news: an inbox, and the `user_data` that the queue knows them by.
+/// The inbox that wakes a queue when there are news, and the `user_data` of that event.
 #[derive(Clone, Debug)]
 pub(super) struct QueueInbox {
     pub(super) inbox: Arc<Inbox>,
     pub(super) user_data: u64,
 }
 
-/// The connection of a queue, as the queue and the reconnector thread see it.
+/// The state that a queue and the reconnector thread share.
 #[derive(Debug, Default)]
 pub(super) struct QueueConnection {
     seat: Mutex<Option<QueueInbox>>,
@@ -30,7 +30,7 @@ pub(super) struct QueueConnection {
     has_news: AtomicBool,
     /// Counts the ticks of the reconnector thread: the clock by which the queue times its requests.
     tick: AtomicU32,
-    /// A request is in flight, so that the queue must be woken at each tick.
+    /// A request is in flight, so the reconnector thread must wake the queue at each tick.
     pub(super) is_busy: AtomicBool,
     pub(super) counts: Arc<ConnectionCounts>,
 }
@@ -54,7 +54,7 @@ impl ConnectionCounts {
         counter.store(counter.load(Ordering::Relaxed).wrapping_add(n), Ordering::Relaxed);
     }
 
-    /// The connection's queue is gone.
+    /// Resets the gauges: the connection's queue was dropped.
     pub(super) fn end(&self) {
         self.connected.store(false, Ordering::Relaxed);
         self.in_flight.store(0, Ordering::Relaxed);
@@ -74,7 +74,7 @@ impl ConnectionCounts {
 }
 
 impl QueueConnection {
-    /// The line of a new queue, which continues the counts of a queue that has ended.
+    /// The shared state of a new queue, which continues the counters of a queue that was dropped.
     pub(super) fn new(counts: Arc<ConnectionCounts>) -> Self {
         Self { counts, ..Self::default() }
     }
@@ -87,12 +87,13 @@ impl QueueConnection {
         self.news.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Sets where the queue is told of news from now on; `None`: nowhere.
+    /// Sets the inbox that wakes the queue from now on; `None`: nothing wakes it.
     pub(super) fn sit(&self, seat: Option<QueueInbox>) {
         *self.seat() = seat;
     }
 
-    /// Leaves news for the queue and wakes it. Older news that it has not taken is dropped.
+    /// Stores news for the queue, and wakes the queue. Older news that the queue has not taken are
+    /// dropped.
     pub(super) fn tell(&self, news: News) {
         drop(self.news().replace(news));
         self.has_news.store(true, Ordering::Release);
@@ -118,7 +119,7 @@ impl QueueConnection {
         !self.has_news.load(Ordering::Relaxed)
     }
 
-    /// Takes the news. One load if there are none.
+    /// Takes the news. If there are none, this costs one atomic load.
     pub(super) fn take(&self) -> Option<News> {
         if !self.has_news.load(Ordering::Relaxed) {
             return None;

@@ -1,23 +1,24 @@
 //! `NbdQueue`: a queue of the disk, and its connection.
 //!
 //! ```text
-//! Down      no connection: requests wait, the reconnector was asked for one
+//! Down      no connection: requests wait, and the reconnector was asked for a connection
 //!           news: Joined -> Up, and every request that waits is sent, in order
 //!                 GaveUp -> requests fail until there is a connection again
-//! Up        commands of a turn go out in one send; one receive is with the kernel while replies
-//!           are owed
-//!           news: Joined -> no more commands are sent; after the last reply the queue goes on with
-//!                 the new connection, and the old one goes to `reconnector.rs` (sharing)
-//!           the peer ends it, sends what it may not, or is silent for too long -> Closing
-//! Closing   the socket is shut, and what the kernel has of it comes back -> Down
+//! Up        the commands of a turn are sent by one send; one receive is submitted while replies
+//!           are pending
+//!           news: Joined -> no more commands are sent; after the last reply the queue switches to
+//!                 the new connection, and hands the old one to `reconnector.rs`, for sharing
+//!           the server closes it, breaks the protocol, or is silent for too long -> Closing
+//! Closing   the socket is shut down, and the submitted send and receive complete -> Down
 //! ```
-//! With a ring, the kernel sends and receives by entries of the ring, and tells the queue of each.
-//! Without one, the queue does both itself, without waiting, and an epoll of its own tells its
-//! worker of the socket (`WatchedSocket`).
+//! With an io_uring, send and receive are entries of the ring, and each completion is an event of
+//! the queue. Without one, the queue calls both itself, without blocking, and an epoll of its own
+//! wakes its worker (`WatchedSocket`).
 //!
-//! **Nothing is with the kernel when nothing is in flight**, so that the queue can leave its worker
-//! at any time: a receive is placed only while replies are owed, and the last completion is held
-//! back until the send has come back, which a server may answer before it has read all of it.
+//! **No send or receive is submitted while no request is in flight**, so that an idle queue can
+//! move to another worker: a receive is submitted only while replies are pending, and the last
+//! completion is held back until the send has completed, since a server may answer a command before
+//! it has read all of it.
 
 use super::channel::Channel;
 use super::join::JoinedConnection;
@@ -32,17 +33,17 @@ use rustix::io::Errno;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// Tokens of the ring's entries that belong to no request, but to the connection.
+/// Tokens of the ring's events that belong to the connection and to no request.
 const NEWS: u32 = u32::MAX;
 const SEND: u32 = u32::MAX - 1;
 const RECEIVE: u32 = u32::MAX - 2;
 
-/// Bytes that a turn copies into what is sent, and takes of what has come, at most: of a queue
-/// whose guest has the worker for itself, and of one beside other guests.
+/// The most bytes that a turn copies for a send, and takes from a receive. A queue whose worker
+/// serves other guests too gets the smaller bound.
 const ROOM: usize = 256 << 10;
 const ROOM_SHARED: usize = 64 << 10;
 
-/// The state of the queue's connection, as the module's page draws it.
+/// The state of the queue's connection; the module's documentation shows the transitions.
 #[derive(Debug)]
 enum QueueLink {
     Down,
@@ -57,23 +58,23 @@ pub(super) struct NbdQueue {
     line: Arc<QueueConnection>,
     session: NbdSession,
     link: QueueLink,
-    /// The connection with which the queue goes on once every command is answered.
+    /// The connection to which the queue switches when every command is answered.
     next: Option<JoinedConnection>,
     /// The server has answered at least once on this connection.
     has_answered: bool,
     /// New requests fail at once, because the server has been gone for longer than `reconnect`.
     fails: bool,
-    /// Ticks for which the kernel has had a send although no request waits for a reply.
+    /// Ticks for which a send has not completed although no request waits for a reply.
     stalled: u32,
     /// Completions that are not handed out yet.
     ready: Vec<Completion>,
     tag: u64,
-    /// The epoll that a worker without a ring watches in the place of the socket.
+    /// The epoll that a worker without an io_uring watches instead of the socket.
     watched: Option<WatchedSocket>,
 }
 
 impl NbdQueue {
-    /// A queue that has asked for its connection.
+    /// A new queue. It has asked the reconnector for a connection.
     pub(super) fn new(reconnector: Arc<Reconnector>, has_ring: bool) -> Result<Self, Errno> {
         let watched = if has_ring { None } else { Some(WatchedSocket::new()?) };
         let seat =
@@ -94,7 +95,7 @@ impl NbdQueue {
         })
     }
 
-    /// Takes the reconnector's news.
+    /// Handles the reconnector's news, if there are any.
     fn hear(&mut self) {
         match (self.line.take(), &self.link) {
             (Some(News::Joined(joined)), QueueLink::Down) => self.go_up(joined),
@@ -107,7 +108,7 @@ impl NbdQueue {
         }
     }
 
-    /// Begins with a connection.
+    /// Starts to use a new connection: all requests are sent again on it.
     fn go_up(&mut self, joined: JoinedConnection) {
         self.session.start_again(&joined.export);
         let JoinedConnection { channel, is_shared, .. } = joined;
@@ -123,8 +124,8 @@ impl NbdQueue {
         self.line.counts.connected.store(true, Ordering::Relaxed);
     }
 
-    /// Goes on with the next connection, if there is one and the present one has nothing in flight.
-    /// True: it does.
+    /// Switches to the next connection, if there is one and nothing is in flight on the present
+    /// one. Returns whether it has switched.
     fn go_over(&mut self) -> bool {
         let QueueLink::Up(channel) = &self.link else { return false };
         if self.session.awaits_reply() || channel.stream.is_busy() || channel.stream.unsent() > 0 {
@@ -139,7 +140,7 @@ impl NbdQueue {
         }
         let has_answered = self.has_answered;
         self.go_up(next);
-        // The server is the same, and is not gone.
+        // The next connection is to the same server, which has just answered on the old one.
         self.has_answered = has_answered;
         true
     }
@@ -169,8 +170,8 @@ impl NbdQueue {
         };
     }
 
-    /// Once the kernel has no entry of a lost connection any more, asks the reconnector for another
-    /// one.
+    /// Drops a lost connection once its send and receive have completed, and asks the reconnector
+    /// for another one.
     fn close(&mut self) {
         let QueueLink::Closing(Channel { stream, .. }, _) = &self.link else { return };
         if stream.is_busy() {
@@ -186,13 +187,14 @@ impl NbdQueue {
         self.stalled = 0;
         self.next = None;
         self.session.forget_commands();
-        // The device has taken these requests back: it puts them into the guest's ring again.
+        // The device waits for these requests to come back, to return them to the guest's ring.
+        // They must not be sent again on the next connection.
         self.session.end_all(Errno::CANCELED, &mut self.ready, |asked| asked.is_recalled);
         ConnectionCounts::add(&self.line.counts.losses, 1);
         self.reconnector.ask(&self.line, self.has_answered, &reason);
     }
 
-    /// Gives the kernel what there is to send, and a place to receive into while replies are owed.
+    /// Submits a send of the written commands, and a receive while replies are pending.
     fn go_on(&mut self, ring: &mut Ring) {
         self.close();
         if self.next.is_some() {
@@ -212,7 +214,7 @@ impl NbdQueue {
             }
             let stream = &mut channel.stream;
             let bytes = stream.out().len();
-            // The copy into `out` and the kernel's are charged to the guest whose turn it is.
+            // The copy into `out` and the kernel's copy are charged to the guest whose turn it is.
             let _ = ring.take_inline(bytes as u64);
             stream.start_send(ring, self.tag | u64::from(SEND));
         }
@@ -252,7 +254,7 @@ impl NbdQueue {
         }
     }
 
-    /// Takes the replies that have come.
+    /// Handles the received replies.
     fn take(&mut self) {
         let QueueLink::Up(channel) = &mut self.link else { return };
         let before = self.ready.len();
@@ -266,7 +268,7 @@ impl NbdQueue {
         }
     }
 
-    /// True while the kernel has something of the connection.
+    /// True while a send or receive of the connection is submitted and has not completed.
     fn is_busy(&self) -> bool {
         match &self.link {
             QueueLink::Down => false,
@@ -274,7 +276,8 @@ impl NbdQueue {
         }
     }
 
-    /// Hands out completions. The last one waits while the kernel has an entry of the connection.
+    /// Moves completions to `done`. While a send or receive is submitted and no other request is in
+    /// flight, they are held back: see the module's documentation.
     fn hand_out(&mut self, done: &mut Vec<Completion>) {
         let is_busy = self.is_busy();
         let in_flight = self.session.in_flight();
@@ -286,7 +289,8 @@ impl NbdQueue {
         }
     }
 
-    /// Without a ring: sends and receives as much as goes without waiting. True if more may go.
+    /// Without an io_uring: sends and receives as much as possible without blocking. Returns true
+    /// if the queue should be called again at once.
     fn go_on_here(&mut self) -> bool {
         self.close();
         let is_new = self.next.is_some() && self.go_over();
@@ -325,7 +329,7 @@ impl NbdQueue {
                     self.take();
                 }
                 self.close();
-                // Commands that found no room in the socket or the table go on at a later event.
+                // If the socket's buffer or the table of commands is full, a later event continues.
                 let has_more = wrote > 0 && self.session.has_unwritten() && !is_full;
                 came || is_new || has_more && matches!(self.link, QueueLink::Up(_))
             }
@@ -341,7 +345,8 @@ impl DiskQueue for NbdQueue {
             self.line.sit(Some(QueueInbox { inbox: ring.inbox().clone(), user_data }));
         }
         self.hear();
-        // Nothing is in flight: a queue that was told while it moved need not wait for an event.
+        // News that came while the queue moved have woken nobody. Nothing is in flight, so the
+        // queue can switch to a new connection at once.
         self.go_over();
     }
 
@@ -357,7 +362,7 @@ impl DiskQueue for NbdQueue {
         }
         match ring {
             Some(ring) if self.watched.is_none() => self.go_on(ring),
-            // `reap` follows.
+            // Without an io_uring, the worker calls `reap` next, which sends.
             _ => {}
         }
         self.hand_out(done);
@@ -389,7 +394,8 @@ impl DiskQueue for NbdQueue {
     }
 
     fn recall(&mut self, token: u32, _ring: Option<&mut Ring>) -> bool {
-        // The last request stays in flight while the kernel has something of the connection.
+        // The last request must stay in flight while a send or receive is submitted: see the
+        // module's documentation.
         let is_last = self.session.in_flight() == 1 && self.ready.is_empty();
         self.session.recall(token, is_last && self.is_busy())
     }

@@ -1,22 +1,22 @@
-//! `Reconnector`: the thread of a disk that connects its queues, again and again.
+//! `Reconnector`: the thread of a disk that connects and reconnects its queues.
 //!
 //! ```text
 //! a queue asks        its connection is lost, or it never had one
-//! try                 connect and negotiate; is it still the disk that the guest was told?
-//!                     no: the next try comes later, at most BACKOFF_MAX
-//!                     yes: the connection goes to the queue that has asked first
-//! the server takes no more connections?   (`share.rs`)
-//!                     queues without one share one: a queue that has one of its own answers what
-//!                     it has in flight, gives the connection up and is the first to share it
-//!                     later the server takes more: queues get connections of their own again
-//! the server is back and allows one connection alone (no `NBD_FLAG_CAN_MULTI_CONN`)?
-//!                     all queues share it, since a flush on it covers no other connection
-//! the server is gone for longer than the operator lets guests wait?
-//!                     queues that ask hear of it and fail what they have; the tries go on
-//! each tick           queues with something in flight look how long it has waited
+//! the thread tries    to connect and negotiate; is the export still the guest's disk?
+//!                     no: it tries again after a pause, which grows
+//!                     yes: the queue that asked first gets the connection
+//! the server accepts no more connections?   (`share.rs`)
+//!                     queues without a connection share one: a queue with a connection of its own
+//!                     completes its requests in flight, yields the connection, and shares it
+//!                     later the server accepts more: queues get connections of their own again
+//! the server is back and allows only one connection (no `NBD_FLAG_CAN_MULTI_CONN`)?
+//!                     all queues share it, since a flush on it would not cover other connections
+//! the server is unreachable for longer than `reconnect`?
+//!                     queues without a connection fail their requests; the thread tries on
+//! each tick           queues with requests in flight check how long these have waited
 //! ```
-//! Only this thread waits for names, connections and handshakes. A worker asks, and is told.
-//! `grants.rs` decides which queue has which connection; `share.rs` is one for several queues.
+//! Only this thread blocks in name look-ups, connects and handshakes; a worker never does.
+//! `grants.rs` decides which queue has which connection; `share.rs` shares one among queues.
 
 mod absence;
 mod grants;
@@ -47,10 +47,10 @@ const BACKOFF_MAX: Duration = Duration::from_millis(100);
 const BACKOFF_LATER: Duration = Duration::from_secs(1);
 const LATER: Duration = Duration::from_secs(60);
 /// How long connecting and negotiating may take together while the disk has another connection: a
-/// server that takes no more of them may let a client wait for ever.
+/// server that accepts no more connections may let a client wait for ever.
 const EXTRA_LIMIT: Duration = Duration::from_secs(2);
-/// For how long a server may refuse one more connection before the queues share those they have: it
-/// may not know yet that a former one has ended.
+/// For how long a server may refuse one more connection before queues share connections: the server
+/// may not have noticed yet that a former connection has ended.
 const SHARE_AFTER: Duration = Duration::from_millis(250);
 /// The same for a server that cannot be connected to, which may just be starting again.
 const SHARE_LATER: Duration = Duration::from_secs(5);
@@ -63,21 +63,21 @@ pub(super) const TICKS: u32 = 4;
 /// The settings of an NBD disk.
 #[derive(Clone, Debug)]
 pub struct NbdOptions {
-    /// The device, in the log.
+    /// The name of the device in the log.
     pub name: String,
-    /// Where the connections to its server come from.
+    /// Connects to the disk's server.
     pub server: Arc<dyn Server>,
-    /// What the server is asked for.
+    /// The export to ask the server for.
     pub target: Target,
     /// The guest may not write.
     pub read_only: bool,
-    /// How long requests wait for a server that is gone before they fail; `None`: for ever.
+    /// How long requests wait for an unreachable server before they fail; `None`: for ever.
     pub reconnect: Option<Duration>,
     /// How long a request may go without an answer before the connection is taken for dead.
     pub request_timeout: Duration,
 }
 
-/// The reconnector thread's side that the disk and its queues call.
+/// The handle of the reconnector thread, which the disk and its queues call.
 #[derive(Debug)]
 pub(super) struct Reconnector {
     pub(super) options: NbdOptions,
@@ -87,24 +87,24 @@ pub(super) struct Reconnector {
 
 #[derive(Debug)]
 struct State {
-    /// The export as the guest was told of it.
+    /// The export's properties that the guest was told.
     told: Export,
     lines: Vec<(Arc<QueueConnection>, Holds)>,
-    /// The counters of every connection, also of queues that are gone. A new queue goes on with the
-    /// first counters that no present queue uses.
+    /// The counters of every connection, also of queues that were dropped. A new queue continues
+    /// the first counters that no present queue uses.
     counts: Vec<Arc<ConnectionCounts>>,
     /// Lines that want a connection, in the order in which they have asked.
     asking: VecDeque<Arc<QueueConnection>>,
     /// A connection that no queue has taken yet.
     spare: Option<JoinedConnection>,
     share: Option<Arc<Share>>,
-    /// The queue whose connection is to be shared, and since when it was asked to give it up.
+    /// The queue that was asked to yield its connection for sharing, and when it was asked.
     yielding: Option<(Arc<QueueConnection>, Duration)>,
-    /// Connections that the server takes at most, as far as is known.
+    /// The most connections that the server accepts, if a refusal has shown that.
     limit: Option<usize>,
-    /// The limit that the log has named last.
+    /// The limit that was logged last.
     told_limit: Option<usize>,
-    /// The server allows one connection alone.
+    /// The server allows only one connection.
     is_alone: bool,
     /// Since when the server refuses one more connection.
     refused_since: Option<Duration>,
@@ -145,7 +145,8 @@ impl Reconnector {
         Self::begin(options, first.export, Some(first))
     }
 
-    /// Starts the thread. The guest was `told` of a disk; `spare`: a connection to it.
+    /// Starts the thread. `told` is the export whose properties the guest was told; `spare` is a
+    /// connection to it for the first queue.
     pub(super) fn begin(
         options: NbdOptions,
         told: Export,
@@ -189,17 +190,17 @@ impl Reconnector {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The disk that the guest was told.
+    /// The export's properties that the guest was told.
     pub(super) fn told(&self) -> Export {
         self.lock().told
     }
 
-    /// The counters of every connection, also of queues that are gone.
+    /// The counters of every connection, also of queues that were dropped.
     pub(super) fn counts(&self) -> Vec<Arc<ConnectionCounts>> {
         self.lock().counts.clone()
     }
 
-    /// Adds a queue and asks for its connection. The queue is told of news at `seat`.
+    /// Adds a queue, and asks for its connection. `seat` is the inbox that wakes the queue.
     pub(super) fn add(&self, seat: Option<QueueInbox>) -> Arc<QueueConnection> {
         let mut state = self.lock();
         let State { lines, counts, .. } = &mut *state;
@@ -225,7 +226,7 @@ impl Reconnector {
         line
     }
 
-    /// Takes a queue away.
+    /// Removes a queue.
     pub(super) fn remove(&self, line: &Arc<QueueConnection>) {
         let mut state = self.lock();
         state.lines.retain(|(other, _)| !Arc::ptr_eq(other, line));
@@ -242,8 +243,8 @@ impl Reconnector {
         }
     }
 
-    /// Asks for a new connection, since that of a queue is lost for `reason`. `has_answered`: the
-    /// server had answered on it.
+    /// Asks for a new connection for a queue that has lost its connection for `reason`.
+    /// `has_answered`: the server had answered a request on the lost connection.
     pub(super) fn ask(&self, line: &Arc<QueueConnection>, has_answered: bool, reason: &str) {
         let now = now();
         let mut state = self.lock();
@@ -254,7 +255,8 @@ impl Reconnector {
             state.absence.begin(now);
             (state.backoff, state.try_at) = (BACKOFF_MIN, now);
         } else {
-            // A server that dies of its requests must not be asked without a pause.
+            // The server may crash at each request that is sent: pause, so that it is not restarted
+            // in a busy loop.
             state.absence.go_on(now);
             state.put_off(now);
         }
@@ -263,21 +265,21 @@ impl Reconnector {
         self.wake.notify_one();
     }
 
-    /// The server has answered a queue for the first time on its connection.
+    /// Called when the server has answered the first request on a queue's connection.
     pub(super) fn answered(&self) {
         self.lock().absence.end();
     }
 
-    /// Connects to see the export as it is now.
+    /// Connects, and returns the export as the server describes it now.
     pub(super) fn export(&self) -> Result<Export, JoinError> {
         let mut joined = self.options.join(JOIN_LIMIT)?;
         let export = joined.export;
-        // The server may take few connections: this one is not kept for a queue.
+        // The connection is closed and not kept as a spare: the server may accept only a few.
         joined.channel.leave();
         Ok(export)
     }
 
-    /// Measures the disk again.
+    /// Reads the size of the export again, and stores it as the size that the guest is told.
     pub(super) fn measure(&self) -> Result<Export, JoinError> {
         let export = self.export()?;
         let mut state = self.lock();
@@ -287,7 +289,7 @@ impl Reconnector {
         Ok(state.told)
     }
 
-    /// Ends the thread, when the last queue is gone.
+    /// Ends the thread as soon as the last queue is removed.
     pub(super) fn close(&self) {
         self.lock().is_closed = true;
         self.wake.notify_one();
@@ -343,7 +345,7 @@ impl Reconnector {
         }
     }
 
-    /// Tries to connect one of the queues that ask.
+    /// Tries to connect the queue that asked first. The lock is released while this blocks.
     fn attempt(self: &Arc<Self>) {
         let mut state = self.lock();
         let open = state.open();
@@ -367,7 +369,7 @@ impl Reconnector {
         }
     }
 
-    /// A try that has begun at `began` has brought no connection.
+    /// Handles the failure of an attempt that began at `began`.
     fn failed(self: &Arc<Self>, state: &mut State, began: Duration, error: &JoinError) {
         let (now, has_others) = (now(), state.open() > 0);
         state.put_off(now);
@@ -385,8 +387,8 @@ impl Reconnector {
         }
     }
 
-    /// Gives a new connection to the queue that has asked first, or to all that ask if the server
-    /// takes no more.
+    /// Gives a new connection to the queue that asked first, or to all queues that ask, as a shared
+    /// one, if the server accepts no more.
     fn joined(self: &Arc<Self>, state: &mut State, joined: JoinedConnection) {
         state.refused_since = None;
         if state.asking.is_empty() {
@@ -419,14 +421,15 @@ impl Reconnector {
         }
     }
 
-    /// Logs that requests do not fail any more, if they did.
+    /// Logs that the server is back, if requests have failed.
     fn tell_back(&self, state: &mut State) {
         if std::mem::take(&mut state.gave_up) {
             tracing::info!(device = self.options.name, "the NBD server is back");
         }
     }
 
-    /// Tells the queues that ask when the server has been gone for too long.
+    /// Tells the queues that ask to fail their requests, if the server has been unreachable for
+    /// longer than `reconnect`.
     fn give_up_after(&self, state: &mut State, now: Duration) {
         let gone = state.absence.lasts(now);
         if self.options.reconnect.is_none_or(|limit| gone < limit) {
@@ -448,11 +451,11 @@ impl Reconnector {
     }
 }
 
-/// Checks that `new` is still the disk that the guest was told. `read_only`: the guest may not
-/// write to it.
+/// Checks that the guest can continue with the export `new`, after it was told the properties
+/// `told`. `read_only`: the guest may not write to the disk.
 ///
 /// # Errors
-/// [`JoinError::Disk`].
+/// [`JoinError::Disk`]: the export is smaller, read-only now, has larger blocks, or cannot flush.
 pub fn fits(told: &Export, new: &Export, read_only: bool) -> Result<(), JoinError> {
     let lacks = |flag| told.flags & flag != 0 && new.flags & flag == 0;
     let is_writable = |export: &Export| export.flags & READ_ONLY == 0;
@@ -471,14 +474,15 @@ pub fn fits(told: &Export, new: &Export, read_only: bool) -> Result<(), JoinErro
 }
 
 impl State {
-    /// The next try comes later.
+    /// Postpones the next attempt, and doubles the pause, up to its maximum.
     fn put_off(&mut self, now: Duration) {
         let most = if self.absence.lasts(now) < LATER { BACKOFF_MAX } else { BACKOFF_LATER };
         self.try_at = now + self.backoff;
         self.backoff = (self.backoff * 2).min(most);
     }
 
-    /// Logs why there is no connection, at once and then at most every [`WARN_PACE`].
+    /// Logs why there is no connection: the first time at once, then at most once in each
+    /// [`WARN_PACE`].
     fn warn(&mut self, now: Duration, device: &str, reason: &str) {
         self.untold += 1;
         if self.warned_at.is_some_and(|at| now.saturating_sub(at) < WARN_PACE) {

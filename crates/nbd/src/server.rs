@@ -1,8 +1,8 @@
-//! `Server`: where the connections of a disk come from, and the certificates for TLS on them.
+//! `Server`: connects to the server of a disk, and provides the certificates for TLS.
 //!
-//! A process that may connect makes its sockets itself ([`Address`]). One that may not has another
-//! process connect, and gets the socket and the certificates of it: then no path is known to the
-//! process that reads what the server sends.
+//! A process that has the rights to connect does so itself ([`Address`]). A sandboxed device
+//! process asks the supervisor, and gets a connected socket with the certificates: so the process
+//! that parses the server's bytes needs no address, no file and no right to connect.
 
 use super::clock::now;
 use super::credentials::Credentials;
@@ -25,7 +25,7 @@ use std::time::Duration;
 
 /// The folder of the certificates if the URI names none: the one that QEMU uses.
 const FOLDER: &str = "/etc/pki/qemu";
-/// Where the connections of a disk come from.
+/// Connects to the server of a disk.
 pub trait Server: Debug + Send + Sync {
     /// Connects to the server, and gives up after `limit`. Blocks.
     ///
@@ -40,11 +40,11 @@ pub trait Server: Debug + Send + Sync {
 pub struct Connected {
     /// The socket.
     pub socket: OwnedFd,
-    /// What TLS on it needs; `None`: the disk has no TLS.
+    /// The certificates for TLS on the socket; `None`: the disk does not use TLS.
     pub credentials: Option<Credentials>,
 }
 
-/// What a disk asks a server for.
+/// The export that a disk asks its server for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Target {
     /// The name of the export.
@@ -54,7 +54,7 @@ pub struct Target {
 }
 
 impl Target {
-    /// What a URI asks for.
+    /// The export that a URI names.
     #[must_use]
     pub fn of(uri: &Uri) -> Self {
         let host = match &uri.host {
@@ -95,13 +95,14 @@ impl Server for Address {
     }
 }
 
-/// A socket that is connected to `host`; gives up at `deadline`.
+/// Connects a socket to `host`; fails with `TimedOut` at `deadline`.
 fn connect(host: &Host, deadline: Duration) -> Result<OwnedFd, JoinError> {
     match host {
         Host::Unix(path) => {
             let address = SocketAddrUnix::new(path.as_str()).map_err(refused)?;
             let socket = opened(AddressFamily::UNIX)?;
-            // A listener whose backlog is full answers EAGAIN: as if it did not listen yet.
+            // If the listener's backlog is full, connect(2) fails with EAGAIN. That is handled like
+            // a server that does not listen yet: the reconnector tries again.
             rustix::net::connect(&socket, &address).map_err(refused)?;
             Ok(socket)
         }
@@ -126,7 +127,8 @@ fn over_tcp(host: &str, port: u16, deadline: Duration) -> Result<OwnedFd, JoinEr
         let socket = opened(family)?;
         match to(&socket, address, deadline) {
             Ok(()) => {
-                // Commands are written whole; waiting for more would only delay them.
+                // Without Nagle's algorithm: each send has whole commands, so waiting for more
+                // bytes would only delay them.
                 let _ = set_tcp_nodelay(&socket, true);
                 let _ = set_socket_keepalive(&socket, true);
                 return Ok(socket);

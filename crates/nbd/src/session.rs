@@ -2,12 +2,13 @@
 //! in, bytes out; no socket, no clock.
 //!
 //! ```text
-//! begin(request)        keeps it, in the order in which requests come
-//! emit(out, room)       writes the commands of the next requests, the data of writes behind them;
-//!                       a long request is several commands, of PIECE bytes at most
-//! take(bytes, done)     replies: data go to the guest's slices, requests that are done to `done`
-//! start_again(export)   the connection was lost: every request that is not answered is written
-//!                       anew, from its beginning, in the old order
+//! begin(request)        stores a request, behind those before it
+//! emit(out, room)       writes the commands of the next requests, each write with its data; a
+//!                       long request takes several commands, of PIECE bytes at most
+//! take(bytes, done)     parses replies: copies data into the guest's slices, and appends the
+//!                       completions of requests to `done`
+//! start_again(export)   after a lost connection: all requests that are not complete will be
+//!                       written again from their beginning, in the old order
 //! ```
 //! A server may send anything. A reply must name a command that was sent on this connection and not
 //! answered, by a cookie that no other command ever had; data must lie inside the command's range
@@ -26,17 +27,18 @@ use manyring_wire::nbd::{
 use rustix::io::Errno;
 use std::collections::VecDeque;
 
-/// Bytes of data of one command at most: what is copied at once.
+/// The most bytes of data of one command: so many are copied at once.
 pub(super) const PIECE: u64 = 256 << 10;
-/// Bytes of a command without data at most.
+/// The most bytes that a command without data covers, such as a trim.
 const RANGE_PIECE: u64 = 64 << 20;
-/// Commands that wait for a reply at most.
+/// The most commands that wait for a reply.
 const COMMANDS_MAX: usize = 1024;
 
-/// A place in the table of commands, of which one command at a time has the use.
+/// An entry in the table of commands, which one command at a time uses.
 #[derive(Clone, Copy, Debug, Default)]
 struct Place {
-    /// How often it was used: part of the cookie, so that an old cookie names nothing.
+    /// How often the entry was used. It is a part of the cookie, so that the cookie of an earlier
+    /// command is not taken for that of the present one.
     uses: u32,
     sent: Option<Sent>,
 }
@@ -46,9 +48,9 @@ struct Place {
 pub(super) struct NbdSession {
     flags: u16,
     blocks: Blocks,
-    /// By token.
+    /// The requests, indexed by their token.
     asked: Vec<Asked>,
-    /// Tokens whose commands are not all written, in order.
+    /// Tokens of the requests whose commands are not all written, in the order of the requests.
     unwritten: VecDeque<u32>,
     places: Vec<Place>,
     free: Vec<u32>,
@@ -60,7 +62,7 @@ pub(super) struct NbdSession {
     tick: u32,
 }
 
-/// Why a connection cannot go on.
+/// Why a connection must be closed.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Broken {
     /// The server has broken the protocol.
@@ -90,7 +92,7 @@ impl NbdSession {
         }
     }
 
-    /// Requests that are not done.
+    /// The number of requests that are not complete.
     pub(super) fn in_flight(&self) -> usize {
         self.in_flight
     }
@@ -120,11 +122,12 @@ impl NbdSession {
         None
     }
 
-    /// The result of a request that this server offers no command for; `None`: it must be sent.
+    /// The result of a request that completes without the server: the server offers no command for
+    /// it, or it is empty or misaligned. `None`: the request must be sent.
     fn without_server(&self, request: &Request) -> Option<Result<(), Errno>> {
         let has = |flag| self.flags & flag != 0;
         match request.op {
-            // The server has no cache that could be flushed.
+            // A server without NBD_FLAG_SEND_FLUSH has no volatile cache.
             Op::Flush => (!has(SEND_FLUSH)).then_some(Ok(())),
             Op::Discard if !has(SEND_TRIM) => Some(Err(Errno::OPNOTSUPP)),
             Op::WriteZeroes { .. } if !has(SEND_WRITE_ZEROES) => Some(Err(Errno::OPNOTSUPP)),
@@ -164,7 +167,7 @@ impl NbdSession {
         count
     }
 
-    /// The next command of a request; `None`: all are written.
+    /// The next command of a request; `None`: all commands of the request are written.
     fn next_part(&self, token: u32) -> Option<Part> {
         let asked = &self.asked[token as usize];
         let has_fua = self.flags & SEND_FUA != 0;
@@ -183,7 +186,7 @@ impl NbdSession {
         Some(part)
     }
 
-    /// Bytes of one command at most, in whole blocks of the server.
+    /// The most bytes of one command for this operation, a multiple of the server's block size.
     fn piece(&self, op: Op) -> u64 {
         let min = u64::from(self.blocks.min);
         let most = match op {
@@ -193,7 +196,7 @@ impl NbdSession {
         (most / min * min).max(min)
     }
 
-    /// A free place for a command.
+    /// Takes a free entry of the table of commands; `None`: [`COMMANDS_MAX`] commands are open.
     fn place(&mut self) -> Option<u32> {
         if let Some(place) = self.free.pop() {
             return Some(place);
@@ -221,10 +224,11 @@ impl NbdSession {
         asked.wrote(len);
     }
 
-    /// Takes all whole parts of replies that `bytes` begins with. Returns how many bytes it took.
+    /// Parses the replies at the beginning of `bytes`. Returns how many bytes were consumed; the
+    /// caller must pass the others again, with the bytes that follow.
     ///
     /// # Errors
-    /// [`Broken`]: the connection is over.
+    /// [`Broken`]: the connection must be closed.
     pub(super) fn take(
         &mut self,
         bytes: &[u8],
@@ -244,7 +248,8 @@ impl NbdSession {
         }
     }
 
-    /// The reply to a command is whole.
+    /// Handles the end of the reply to a command. If it was the last command of the request,
+    /// appends the request's completion to `done`, or begins the flush of a durable write.
     fn ended(&mut self, cookie: u64, done: &mut Vec<Completion>) -> Result<(), Broken> {
         let index = u32::try_from(cookie & 0xffff_ffff).unwrap_or(u32::MAX);
         let sent = self.places.get_mut(index as usize).and_then(|place| place.sent.take());
@@ -262,7 +267,8 @@ impl NbdSession {
         if !asked.answered(errno, self.tick) {
             return Ok(());
         }
-        // All of its commands are answered.
+        // All commands of the request are answered. With FUA the data are durable already; without
+        // FUA, a durable write needs a flush behind them.
         let is_flushed = self.flags & SEND_FUA != 0 || self.flags & SEND_FLUSH == 0;
         if asked.needs_flush() && !is_flushed {
             asked.begin_flush();
@@ -275,8 +281,8 @@ impl NbdSession {
         Ok(())
     }
 
-    /// The connection is lost, and the next one serves `export`: every request that is not answered
-    /// is written anew.
+    /// Begins a new connection, which serves `export`: all requests that are not complete will be
+    /// written again.
     pub(super) fn start_again(&mut self, export: &Export) {
         (self.flags, self.blocks) = (export.flags, export.blocks);
         self.forget_commands();
@@ -286,8 +292,8 @@ impl NbdSession {
         }
     }
 
-    /// The connection is lost: no command waits for a reply any more, and every request is to be
-    /// written from its beginning, in the order in which they came.
+    /// Forgets all commands of a lost connection. Requests that are not complete will be written
+    /// again from their beginning, in the order in which they came.
     pub(super) fn forget_commands(&mut self) {
         self.incoming = ReplyReader::default();
         self.free.clear();
@@ -304,7 +310,8 @@ impl NbdSession {
         self.unwritten = tokens.into();
     }
 
-    /// Ends every request for which `is_meant` with `errno`, once no command waits for a reply.
+    /// Completes every request for which `is_meant` returns true with `errno`. The caller has made
+    /// sure that no command waits for a reply.
     pub(super) fn end_all(
         &mut self,
         errno: Errno,
@@ -324,8 +331,9 @@ impl NbdSession {
         });
     }
 
-    /// Takes a request back for which no command was sent, unless it `must_stay`. False: it stays,
-    /// and its completion comes, at the latest when the connection is lost.
+    /// Takes a request back, if no command was written for it and it need not stay (`must_stay`).
+    /// Returns false if the request stays: its completion comes, at the latest when the connection
+    /// is lost.
     pub(super) fn recall(&mut self, token: u32, must_stay: bool) -> bool {
         let Some(asked) = self.asked.get_mut(token as usize) else { return false };
         let is_untouched = asked.is_open && asked.is_untouched() && !must_stay;
@@ -339,14 +347,14 @@ impl NbdSession {
         is_untouched
     }
 
-    /// Guest memory is about to change.
+    /// Releases the snapshots of guest memory, which is about to change.
     pub(super) fn release_memory(&mut self) {
         self.asked.iter_mut().for_each(Asked::retire);
     }
 
-    /// Notes the time. True if a request has had no answer for more than `ticks` ticks, so that the
-    /// server counts as gone. For a request that a stopping queue has asked back, one tick is
-    /// enough.
+    /// Stores the time `tick`. Returns true if a request has had no answer for more than `ticks`
+    /// ticks, so that the connection must be closed. For a request that a stopping queue has
+    /// recalled, one tick is enough.
     pub(super) fn is_overdue(&mut self, tick: u32, ticks: u32) -> bool {
         self.tick = tick;
         let open = self.asked.iter().filter(|asked| asked.is_open);
@@ -358,14 +366,15 @@ impl NbdSession {
     }
 }
 
-/// The command of a cookie, if it waits for a reply.
+/// The command with this cookie, if it waits for a reply.
 #[inline]
 fn sent_as(places: &mut [Place], cookie: u64) -> Option<&mut Sent> {
     let place = places.get_mut(usize::try_from(cookie & 0xffff_ffff).ok()?)?;
     if u64::from(place.uses) == cookie >> 32 { place.sent.as_mut() } else { None }
 }
 
-/// Appends `len` bytes behind the first `skip` of `slices`. Memory that was cut away reads as zero.
+/// Appends `len` bytes of `slices`, from offset `skip` on, to `out`. Memory that its front-end has
+/// truncated reads as zeroes.
 fn append(slices: &[GuestSlice<'_>], skip: u64, len: u32, out: &mut Vec<u8>) {
     let (mut skip, mut left) = (usize::try_from(skip).unwrap_or(usize::MAX), len as usize);
     for slice in slices {

@@ -1,15 +1,16 @@
-//! `Tls`: a TLS 1.3 session over bytes that were received, and bytes to be sent. It has no socket.
+//! `Tls`: a TLS 1.3 session without a socket: the caller passes received bytes in, and sends the
+//! bytes that come out.
 //!
 //! ```text
-//! connect(name, ..)     with the certificates (`credentials.rs`)
-//! shake(out)            false while the handshake needs more of the peer; `out` is to be sent
-//! open(bytes, out)      decrypts what has come; plain() has it, consume() drops the first of it
-//! seal(bytes, out)      encrypts what is to be sent
+//! connect(name, ..)     makes a session, with the certificates (`credentials.rs`)
+//! shake(out)            false while the handshake needs more bytes of the server; send `out`
+//! open(bytes, out)      decrypts received bytes, for plain() and consume(); send `out`
+//! unsealed(), seal(out) encrypts the bytes that were appended to unsealed(); send `out`
 //! ```
-//! rustls parses all that a server sends. A handshake runs on the disk's thread; later records are
-//! opened by the worker that has received them, as much as one receive has brought at a time. A
-//! server can ask for new keys without pause: rustls takes 32 such requests between two records
-//! with data, and then ends the session.
+//! rustls parses all bytes of a server. The handshake runs on the disk's thread; later, the worker
+//! that has received records decrypts them, at most as many bytes at a time as one receive returns.
+//! A server can request key updates without end: rustls accepts 32 of them between two records with
+//! data, and then ends the session.
 
 use super::credentials::Credentials;
 use rustix::io::Errno;
@@ -24,9 +25,9 @@ use std::fmt::{self, Debug, Formatter};
 use std::path::PathBuf;
 use std::sync::Arc;
 
-/// Bytes that a record needs beside its data: header, content type and tag, with some to spare.
+/// Bytes that a record needs beside its data: header, content type and tag, rounded up.
 const RECORD_MORE: usize = 64;
-/// Bytes of data of a record at most.
+/// The most bytes of data of a record.
 const RECORD_MAX: usize = 16 << 10;
 
 /// Why there is no TLS session, or why it ended. The text continues a sentence about the server.
@@ -54,13 +55,13 @@ pub enum TlsError {
         /// The names in the certificate.
         presented: String,
     },
-    /// The server's certificate is too old, or too new.
+    /// The server's certificate has expired, or is not valid yet.
     #[error("has a certificate that is not valid today")]
     NotToday,
     /// The server's certificate was revoked.
     #[error("has a certificate that ca-crl.pem revokes")]
     Revoked,
-    /// The server wants a certificate that it trusts.
+    /// The server refuses the client's certificate, or demands one.
     #[error("refuses our certificate, or the lack of one (TLS alert {0:?})")]
     Refused(AlertDescription),
     /// The server has ended the connection in the place of its first answer under TLS. A server
@@ -79,7 +80,7 @@ pub enum TlsError {
 }
 
 impl TlsError {
-    /// The text, in which a file has its name alone.
+    /// The text of the error, in which a file has its name without the folder.
     #[must_use]
     pub fn without_folder(&self) -> String {
         match self {
@@ -102,7 +103,8 @@ impl From<Error> for TlsError {
                 expected: expected.to_str().into_owned(),
                 presented: names(&presented),
             },
-            // If only the name of an authority in the file is right, the signature is wrong.
+            // If an authority of the file has only the same name as the signer, rustls reports a
+            // bad signature instead of an unknown issuer.
             Error::InvalidCertificate(
                 CertificateError::UnknownIssuer | CertificateError::BadSignature,
             ) => Self::Stranger,
@@ -154,10 +156,12 @@ pub(super) struct Tls {
 }
 
 impl Tls {
-    /// A session that has not begun, with a server whose certificate has this name.
+    /// Makes a session, before its handshake, with a server whose certificate must have the name
+    /// `host`.
     ///
     /// # Errors
-    /// [`TlsError::File`] or [`TlsError::Name`].
+    /// [`TlsError::File`]: a certificate or key cannot be used. [`TlsError::Name`]: `host` is no
+    /// name that a certificate can have.
     pub(super) fn connect(host: &str, credentials: &Credentials) -> Result<Self, TlsError> {
         let host = host.to_owned();
         let name = ServerName::try_from(host.clone()).map_err(|_| TlsError::Name(host))?;
@@ -167,15 +171,16 @@ impl Tls {
         Ok(Self { connection, sealed, plain, first: 0, unsealed })
     }
 
-    /// Goes on with the handshake. True: it is over.
+    /// Continues the handshake with the bytes received so far. Returns true when it is complete.
     ///
     /// # Errors
-    /// [`TlsError`].
+    /// [`TlsError`]: the handshake failed; `out` may hold an alert to send.
     pub(super) fn shake(&mut self, out: &mut Vec<u8>) -> Result<bool, TlsError> {
         self.run(&[], out)
     }
 
-    /// Decrypts `bytes` from the socket. Messages of the session itself are appended to `out`.
+    /// Decrypts `bytes` from the socket into [`Self::plain`]. Messages that TLS itself must send
+    /// are appended to `out`.
     ///
     /// # Errors
     /// [`TlsError`]: the connection is over.
@@ -196,12 +201,12 @@ impl Tls {
         self.first = (self.first + n).min(self.plain.len());
     }
 
-    /// Where to append what [`Self::seal`] will seal.
+    /// The buffer of the bytes that the next [`Self::seal`] will encrypt; the caller appends to it.
     pub(super) fn unsealed(&mut self) -> &mut Vec<u8> {
         &mut self.unsealed
     }
 
-    /// Appends the records of what was put into [`Self::unsealed`] to `out`.
+    /// Encrypts the bytes in [`Self::unsealed`], and appends the records to `out`.
     ///
     /// # Errors
     /// [`TlsError`]: the connection is over.
@@ -217,7 +222,7 @@ impl Tls {
         sealed.map(drop)
     }
 
-    /// Appends the record by which a session ends.
+    /// Appends the alert that ends a session (`close_notify`) to `out`.
     pub(super) fn close(&mut self, out: &mut Vec<u8>) {
         let state = self.connection.process_tls_records(&mut self.sealed).state;
         if let Ok(ConnectionState::WriteTraffic(mut traffic)) = state {
@@ -228,8 +233,9 @@ impl Tls {
         }
     }
 
-    /// Lets rustls do all that it can: opens records, answers, and encrypts `data` when it may.
-    /// True: the handshake is over.
+    /// Runs rustls' state machine until it needs more bytes: decrypts records into `plain`, appends
+    /// messages of the session to `out`, and encrypts `data` once the handshake allows it. Returns
+    /// true if the handshake is complete.
     fn run(&mut self, mut data: &[u8], out: &mut Vec<u8>) -> Result<bool, TlsError> {
         let mut at = 0;
         let is_open = loop {
@@ -252,8 +258,9 @@ impl Tls {
                 Ok(ConnectionState::BlockedHandshake) => break false,
                 Ok(_) => return Err(TlsError::Ended),
                 Err(error) => {
-                    // An alert tells the server's log of the fault. rustls looks for it in what is
-                    // left of the same bytes, in which it knows places: it panics in shorter ones.
+                    // Send an alert, which tells the server why. rustls makes it in another call,
+                    // which must get the rest of the same buffer: rustls remembers offsets in the
+                    // buffer, and panics if the buffer is shorter.
                     let state = connection.process_tls_records(&mut sealed[at..]).state;
                     if let Ok(ConnectionState::EncodeTlsData(message)) = state {
                         encode(message, out);
@@ -273,7 +280,7 @@ impl Debug for Tls {
     }
 }
 
-/// Appends a message that the session itself sends, such as one of the handshake, to `out`.
+/// Appends a message of TLS itself, such as one of the handshake, to `out`.
 fn encode(mut message: EncodeTlsData<'_, ClientConnectionData>, out: &mut Vec<u8>) {
     append(out, RECORD_MAX, |room| match message.encode(room) {
         Err(EncodeError::InsufficientSize(size)) => Err(size.required_size),
@@ -281,7 +288,7 @@ fn encode(mut message: EncodeTlsData<'_, ClientConnectionData>, out: &mut Vec<u8
     });
 }
 
-/// Appends the records of `data` to `out`.
+/// Encrypts `data`, and appends the records to `out`.
 fn encrypt(
     mut traffic: WriteTraffic<'_, ClientConnectionData>,
     data: &[u8],
@@ -312,13 +319,14 @@ fn append(
         out.resize(before + len, 0);
         match write(&mut out[before..]) {
             Ok(n) => return out.truncate(before + n),
-            // `write` asks for more room once at most; half as much more ends the loop in any case.
+            // `write` should ask for more room once at most. The buffer grows by half in any case,
+            // so that the loop ends.
             Err(needed) => len = needed.max(len + len / 2),
         }
     }
 }
 
-/// Builds rustls' configuration of the texts of the files.
+/// Builds rustls' configuration from the texts of the files.
 fn config(credentials: &Credentials) -> Result<ClientConfig, TlsError> {
     let [authorities, revoked, certificate, key] = credentials.named();
     let mut roots = RootCertStore::empty();
@@ -355,7 +363,7 @@ fn text<'a>(file: &Named<'a>) -> Result<&'a str, TlsError> {
     file.1.ok_or_else(|| unfit(file, &Errno::NOENT))
 }
 
-/// All items of one kind in a PEM file: one at least.
+/// Parses all items of one kind in a PEM file. Fails if there is none.
 fn all<T: PemObject>(file: &Named<'_>) -> Result<Vec<T>, TlsError> {
     let found = T::pem_slice_iter(text(file)?.as_bytes()).collect::<Result<Vec<T>, _>>();
     let found = found.map_err(|error| unfit(file, &said(&error)))?;

@@ -1,5 +1,5 @@
-//! `WatchedSocket`: one descriptor for a worker without a ring, though each connection has a new
-//! socket.
+//! `WatchedSocket`: the one descriptor that a worker without io_uring watches for a queue, although
+//! each connection of the queue has a new socket.
 
 use manyring_backend::sys::uring::{Event, Inbox};
 use rustix::event::epoll;
@@ -31,7 +31,7 @@ impl WatchedSocket {
         &self.inbox
     }
 
-    /// Adds a socket to the epoll: the worker is told of it from now on.
+    /// Adds a socket to the epoll: its events wake the worker from now on.
     pub(super) fn watch(&self, socket: BorrowedFd<'_>) -> Result<(), Errno> {
         let flags = epoll::EventFlags::IN | epoll::EventFlags::OUT | epoll::EventFlags::ET;
         epoll::add(&self.epoll, socket, epoll::EventData::new_u64(1), flags)

@@ -11,7 +11,8 @@ use serde::Serialize;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct PollingPlan {
     polling: ModePlan,
-    /// The longest time of spinning, in microseconds; `None`: the time that waking a worker takes.
+    /// The longest time of spinning, in microseconds; `None`: ten times the time that waking a
+    /// thread takes on this host.
     #[serde(skip_serializing_if = "Option::is_none")]
     spin_us: Option<u32>,
 }

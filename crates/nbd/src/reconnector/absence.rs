@@ -1,29 +1,29 @@
-//! `Absence`: since when the server is gone, for `reconnect` and the pauses between tries. Pure:
-//! the time is an argument.
+//! `Absence`: since when the server is unreachable. This decides when requests fail (`reconnect`)
+//! and how long the pauses between attempts are. Pure: the time is an argument.
 
 use std::time::Duration;
 
-/// A connection that stood for this long shows that the server was back, even if the server was
-/// not asked anything on it. A server that dies of its first request ends a connection sooner.
+/// A connection that lasted for this long proves that the server was back, even if no request was
+/// sent on it. If a server crashes at its first request, its connection ends sooner.
 const STOOD: Duration = Duration::from_secs(5);
 
-/// Since when the server is gone.
+/// The time since which the server is unreachable.
 #[derive(Debug, Default)]
 pub(super) struct Absence {
-    /// `None`: the server is not known to be gone.
+    /// `None`: the server is reachable, as far as is known.
     since: Option<Duration>,
-    /// When a queue got a connection last, unless a loss or a failed try has followed.
+    /// When a queue got a connection last; `None` after a loss or a failed attempt.
     granted: Option<Duration>,
 }
 
 impl Absence {
-    /// A connection on which the server had answered is lost.
+    /// Called when a connection is lost on which the server had answered: a new absence begins.
     pub(super) fn begin(&mut self, now: Duration) {
         (self.since, self.granted) = (Some(now), None);
     }
 
-    /// A try has failed, or a connection is lost before the server has answered on it. An absence
-    /// that has begun goes on, unless a connection has ended it.
+    /// Called when an attempt has failed, or a connection is lost on which the server had not
+    /// answered. The present absence continues, unless the last connection lasted for [`STOOD`].
     pub(super) fn go_on(&mut self, now: Duration) {
         if self.granted.take().is_some_and(|at| now.saturating_sub(at) >= STOOD) {
             self.since = None;
@@ -31,17 +31,17 @@ impl Absence {
         self.since.get_or_insert(now);
     }
 
-    /// A queue gets a connection.
+    /// Called when a queue gets a connection.
     pub(super) fn grant(&mut self, now: Duration) {
         self.granted = Some(now);
     }
 
-    /// The server has answered, or no queue wants a connection.
+    /// Called when the server has answered, or when no queue asks for a connection.
     pub(super) fn end(&mut self) {
         self.since = None;
     }
 
-    /// For how long the server has been gone.
+    /// For how long the server has been unreachable.
     pub(super) fn lasts(&self, now: Duration) -> Duration {
         now.saturating_sub(self.since.unwrap_or(now))
     }

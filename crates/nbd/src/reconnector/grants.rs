@@ -1,5 +1,5 @@
-//! Which queue has which connection: its own, or one that it shares with other queues because the
-//! server takes fewer connections than there are queues.
+//! Decides which queue has which connection: one of its own, or, if the server accepts fewer
+//! connections than there are queues, one that it shares with other queues.
 
 use super::share::Share;
 use super::{BACKOFF_MIN, EXTRA_LIMIT, Reconnector, State};
@@ -12,12 +12,13 @@ use rustix::io::Errno;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Pauses between tries for one more connection for queues that share one.
+/// The shortest and the longest pause between attempts to get one more connection while queues
+/// share one.
 pub(super) const MORE_MIN: Duration = Duration::from_secs(1);
 const MORE_MAX: Duration = Duration::from_secs(60);
-/// After this time another queue is asked to give its connection up.
+/// If a queue has not yielded its connection after this time, another queue is asked.
 pub(super) const YIELD_LIMIT: Duration = Duration::from_secs(1);
-/// What a queue has.
+/// The connection that a queue has.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Holds {
     Nothing,
@@ -27,7 +28,8 @@ pub(super) enum Holds {
 }
 
 impl Reconnector {
-    /// A queue goes on with another connection, and has nothing in flight on this one.
+    /// Takes the old connection of a queue that has switched to another one, with nothing in
+    /// flight. If the queue was asked to yield it, it becomes the shared one; else it is closed.
     pub(crate) fn release(&self, line: &Arc<QueueConnection>, mut channel: Channel) {
         let mut state = self.lock();
         let is_yielded = state.yielding.as_ref().is_some_and(|(other, _)| Arc::ptr_eq(other, line));
@@ -37,19 +39,20 @@ impl Reconnector {
                 state.yielding = None;
                 self.tell_limit(&mut state);
             }
-            // An idle connection whose end nobody has noticed yet.
+            // The server has closed the connection while it was idle, so it cannot be shared.
             Some(_) if is_yielded => state.yields_no_more(line),
             _ => channel.leave(),
         }
     }
 
-    /// True if the thread of `share` may end, which has no queue any more: no queue is on its way.
+    /// True if the thread of `share`, which has no queues left, may end: no queue was added to it
+    /// meanwhile.
     pub(super) fn end_share(&self, share: &Arc<Share>) -> bool {
         let mut state = self.lock();
         share.is_obeyed() && state.forget_share(share)
     }
 
-    /// The connection of `share` is lost for `reason`.
+    /// Called when the connection of `share` is lost for `reason`.
     pub(super) fn lost_share(&self, share: &Arc<Share>, reason: &str) {
         let mut state = self.lock();
         if state.forget_share(share) {
@@ -57,7 +60,8 @@ impl Reconnector {
         }
     }
 
-    /// The server takes no more connections: the queues that ask share one of those that there are.
+    /// Lets the queues that ask share one of the present connections, because the server accepts no
+    /// more.
     pub(super) fn share_out(self: &Arc<Self>, state: &mut State) {
         let (now, open) = (now(), state.open());
         state.put_off(now);
@@ -82,16 +86,16 @@ impl Reconnector {
         }
     }
 
-    /// The host has no descriptor or thread for sharing: the queues that ask wait for the next try,
-    /// and no longer than the operator allows.
+    /// Handles the failure of sharing: the host has no descriptor or thread. The queues that ask
+    /// wait for the next attempt, and fail their requests after `reconnect`.
     pub(super) fn cannot_share(&self, state: &mut State, now: Duration, errno: Errno) {
         state.absence.go_on(now);
         state.warn(now, &self.options.name, &format!("cannot share one: {errno}"));
         self.give_up_after(state, now);
     }
 
-    /// Asks another queue for its connection, because the one that was asked still waits for
-    /// replies. What the host refuses is tried again after [`YIELD_LIMIT`].
+    /// Asks another queue to yield its connection, because the first one still waits for replies.
+    /// If the host refuses a descriptor or thread, this is tried again after [`YIELD_LIMIT`].
     pub(super) fn ask_another(self: &Arc<Self>) {
         let mut state = self.lock();
         let now = now();
@@ -105,7 +109,8 @@ impl Reconnector {
         }
     }
 
-    /// Finds a queue whose connection can be shared, unless there is a shared one.
+    /// Finds a queue whose connection can be shared, and asks the queue to yield it. Does nothing
+    /// if there is a shared connection, or a queue was asked less than [`YIELD_LIMIT`] ago.
     fn find_share(self: &Arc<Self>, state: &mut State, now: Duration) -> Result<(), Errno> {
         let is_coming = |(_, since): &(Arc<QueueConnection>, Duration)| now < *since + YIELD_LIMIT;
         if state.share.is_some() && state.yielding.as_ref().is_none_or(is_coming) {
@@ -115,7 +120,7 @@ impl Reconnector {
             Holds::Own(export) if line.is_told() => Some((line.clone(), *export)),
             _ => None,
         });
-        // A queue that was just given a connection has not taken it yet: the next try finds it.
+        // No queue has taken its connection yet, so none can yield it: a later attempt finds one.
         let Some((line, export)) = owner else {
             state.yielding.iter_mut().for_each(|(_, since)| *since = now);
             return Ok(());
@@ -128,13 +133,13 @@ impl Reconnector {
         if is_let.is_ok() {
             (state.share, state.yielding) = (Some(share), Some((line, now)));
         } else if state.share.is_none() {
-            // Nobody is going to give this thread a connection.
+            // The thread was just started, and no queue will yield a connection to it.
             share.end();
         }
         is_let
     }
 
-    /// Logs how many connections the server takes, once.
+    /// Logs how many connections the server accepts, if that has changed.
     fn tell_limit(&self, state: &mut State) {
         let (device, limit, queues) = (&self.options.name, state.open(), state.lines.len());
         if state.told_limit.replace(limit) != Some(limit) {
@@ -146,7 +151,7 @@ impl Reconnector {
         }
     }
 
-    /// Tries to get a connection of its own for a queue that shares one.
+    /// Tries to get a connection of its own for one of the queues that share one.
     pub(super) fn attempt_more(&self) {
         let joined = self.options.join(EXTRA_LIMIT);
         let mut state = self.lock();
@@ -183,7 +188,7 @@ impl State {
         own.count() + usize::from(self.share.is_some())
     }
 
-    /// True if the server has said that it allows several connections, and does not on this one.
+    /// True if the guest was told an export that allows several connections, and `export` does not.
     pub(super) fn lacks_multi(&self, export: &Export) -> bool {
         self.told.flags & CAN_MULTI_CONN > export.flags & CAN_MULTI_CONN
     }
@@ -200,7 +205,7 @@ impl State {
         line.tell(News::Joined(joined));
     }
 
-    /// Starts the thread of a connection that queues are to share.
+    /// Starts the thread that will share a connection among queues.
     pub(super) fn start_share(
         &mut self,
         reconnector: &Arc<Reconnector>,
@@ -222,14 +227,15 @@ impl State {
         Ok(())
     }
 
-    /// A queue has no connection that it could give up. Those that were to share it ask again.
+    /// Called when a queue has no connection to yield any more. If it was asked to yield, the
+    /// thread for sharing ends, so the queues that were to share the connection ask again.
     pub(super) fn yields_no_more(&mut self, line: &Arc<QueueConnection>) {
         if self.yielding.take_if(|(other, _)| Arc::ptr_eq(other, line)).is_some() {
             self.share.take().into_iter().for_each(|share| share.end());
         }
     }
 
-    /// The thread of `share` ends. False: it was ended before.
+    /// Forgets `share`, whose thread ends. Returns false if it was forgotten before.
     fn forget_share(&mut self, share: &Arc<Share>) -> bool {
         let is_present = self.share.as_ref().is_some_and(|other| Arc::ptr_eq(other, share));
         if is_present {

@@ -2,20 +2,23 @@
 //! that takes fewer connections than the disk has queues.
 //!
 //! ```text
-//! queue -- pair of sockets --> the thread marks each command -----> connection to the server
-//! queue <- pair of sockets --- the thread finds whose it is <------ replies
+//! queue -- socketpair --> the thread puts the queue's number   --> connection to the server
+//!                         into the cookie of each command
+//! queue <- socketpair --- the thread finds the queue of each   <-- replies
+//!                         reply by its cookie
 //! ```
-//! A queue knows nothing of this: its end of the pair is a connection like any other, so a queue
-//! with a connection of its own pays nothing, and a queue that shares one moves between workers as
-//! any other does. The connection ends or the server breaks the protocol: the thread closes all
-//! pairs, and each queue asks for a connection and sends its requests again, as it always does. A
-//! queue that leaves a silent server closes its end with commands in flight: then the connection
-//! ends as well, because the server must end those commands before they are sent again. The thread
-//! sees that end also while the server reads nothing.
+//! A queue does not know that it shares: its end of the socketpair is used like a connection. So
+//! sharing costs nothing for queues with connections of their own, and a queue that shares one can
+//! move between workers like any other. When the connection ends, or the server breaks the
+//! protocol, the thread closes all socketpairs; each queue then asks for a connection and sends its
+//! requests again, as after any loss. A queue that gives up on a silent server closes its end with
+//! commands in flight: then the thread closes the connection too, because the server must drop
+//! those commands before they are sent again. The thread notices the closed end even while the
+//! server reads nothing.
 //!
-//! While [`UNSENT_MAX`] bytes wait for the server to read them, the thread reads no commands of the
-//! queues. While as many bytes wait for one queue to read them, the thread reads no replies of the
-//! server.
+//! While [`UNSENT_MAX`] bytes wait for the server to read them, the thread reads no commands from
+//! the queues. While as many bytes wait for one queue to read them, the thread reads no replies
+//! from the server.
 
 use super::Reconnector;
 use crate::channel::Channel;
@@ -29,7 +32,7 @@ use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// While this many bytes wait to be sent in one direction, no more are read for it.
+/// While this many bytes wait to be sent in one direction, no more bytes are read for it.
 const UNSENT_MAX: usize = 1 << 20;
 /// Bytes that one receive takes.
 const RECEIVE: usize = 64 << 10;
@@ -42,11 +45,11 @@ enum Order {
     End,
 }
 
-/// A shared connection, as the reconnector sees it. The reconnector gives orders under its lock
-/// alone.
+/// The reconnector's handle of a shared connection and its thread. The reconnector gives orders
+/// only under its own lock.
 #[derive(Debug)]
 pub(super) struct Share {
-    /// The export, as the server has offered it on this connection.
+    /// The export that the server has offered on this connection.
     pub(super) export: Export,
     orders: Mutex<Vec<Order>>,
     wake: OwnedFd,
@@ -92,7 +95,7 @@ impl Share {
         self.order(Order::Server(Box::new(server)));
     }
 
-    /// Ends the thread: the queues lose their connections, and ask for others.
+    /// Ends the thread: its queues lose their connection, and ask the reconnector for another.
     pub(super) fn end(&self) {
         self.order(Order::End);
     }
@@ -112,22 +115,22 @@ impl Share {
     }
 }
 
-/// A queue that shares the connection: the thread's end of its pair.
+/// A queue that shares the connection, with the thread's end of the queue's socketpair.
 struct SharingQueue {
     number: u16,
     stream: Stream,
     has_ended: bool,
 }
 
-/// Why a connection ends of which a queue has closed its end with commands in flight.
+/// The logged reason when a queue has closed its socketpair with commands in flight.
 const OVERDUE: &str = "a queue has waited for too long for its answer";
 
 impl SharingQueue {
-    /// True if the queue, which has closed its end, has had no answer to a command. That command
-    /// may not be read yet, because the server does not read.
+    /// True if a command of the queue, which has closed its end, is not answered. The command may
+    /// still be unread in the socketpair, because the thread reads none while the server is slow.
     fn has_unanswered(&mut self, relay: &Relay) -> bool {
         if self.stream.bytes().is_empty() {
-            // An error means that nothing is left.
+            // An error means that no bytes are left to read.
             let _ = self.stream.receive_now(RECEIVE);
         }
         let unread = self.stream.bytes().first_chunk().and_then(Command::parse);
@@ -157,15 +160,17 @@ impl ShareThread {
                 return;
             }
         };
-        // The connection ends before its queues hear of it, and send their requests again.
+        // Close the connection to the server before the queues' ends are closed (when `self` is
+        // dropped): the queues then send their requests again, and the server must have dropped the
+        // old commands.
         drop(self.server.take());
         reconnector.lost_share(&self.share, &end);
     }
 
-    /// Waits for something to do, and does it.
+    /// Waits for an order or for bytes, and handles them.
     ///
     /// # Errors
-    /// Why the connection is over.
+    /// Why the connection must be closed, for the log.
     fn turn(&mut self) -> Result<(), String> {
         let (came, ended) = self.wait().map_err(|errno| errno.to_string())?;
         for order in self.share.take() {
@@ -209,7 +214,8 @@ impl ShareThread {
     }
 
     fn admit(&mut self, socket: OwnedFd) {
-        // Numbers from 1 on, of which a disk has fewer queues.
+        // Numbers are 1 to 65534: 0 is `SERVER`, and `u16::MAX` is `WAKE`. A disk has fewer queues,
+        // so a free number is found.
         self.latest = self.latest % (u16::MAX - 1) + 1;
         while self.members.iter().any(|member| member.number == self.latest) {
             self.latest = self.latest % (u16::MAX - 1) + 1;
@@ -218,14 +224,14 @@ impl ShareThread {
         self.members.push(SharingQueue { number: self.latest, stream, has_ended: false });
     }
 
-    /// Waits. Returns the numbers of the members from which bytes have come, and [`SERVER`]; and
-    /// the numbers of the members that have closed their ends.
+    /// Polls the eventfd, the members and the server. Returns the numbers of those that are
+    /// readable ([`SERVER`] for the server), and the numbers of those that have closed their ends.
     fn wait(&self) -> Result<(Vec<u16>, Vec<u16>), Errno> {
         let mut fds = vec![PollFd::new(&self.share.wake, PollFlags::IN)];
         let mut numbers = vec![WAKE];
         let has_room = |stream: &Stream| stream.unsent() < UNSENT_MAX;
         let is_sent = self.server.as_ref().is_some_and(|server| has_room(&server.stream));
-        // A member's end is told without being asked for: each member is always watched.
+        // Members are always polled, even with no events: poll(2) reports POLLHUP in any case.
         for SharingQueue { number, stream, .. } in &self.members {
             fds.push(watch(stream, is_sent));
             numbers.push(*number);
@@ -251,7 +257,7 @@ impl ShareThread {
     }
 }
 
-/// An entry for `poll`: bytes can be sent, if some wait, or have come, if they are to be read.
+/// An entry for `poll`: POLLIN if `is_read`, POLLOUT if bytes wait to be sent.
 fn watch(stream: &Stream, is_read: bool) -> PollFd<'_> {
     let mut events = PollFlags::empty();
     events.set(PollFlags::IN, is_read);
@@ -259,11 +265,11 @@ fn watch(stream: &Stream, is_read: bool) -> PollFd<'_> {
     PollFd::from_borrowed_fd(stream.socket(), events)
 }
 
-/// In the place of a member's number: the connection to the server, and the thread's eventfd.
+/// Numbers that stand for no member: the connection to the server, and the thread's eventfd.
 const SERVER: u16 = 0;
 const WAKE: u16 = u16::MAX;
 
-/// Sends what the members have written, and gives each the replies that have come for it.
+/// Sends the members' commands to the server, and appends each reply to the output of its member.
 fn carry(
     server: &mut Channel,
     members: &mut [SharingQueue],

@@ -1,4 +1,5 @@
-//! `ConnectTrial`: what a test wants of the reconnector, and counts of it.
+//! `ConnectTrial`: injects failures of the host into the reconnector, and counts its jobs, for
+//! tests.
 
 use super::{Job, Reconnector, State};
 use rustix::io::Errno;
