@@ -45,8 +45,7 @@ pub struct RawDaemon {
     pub worker_cpus: Option<Vec<String>>,
     /// Whether workers look for work before they sleep: "auto", "always" or "never".
     pub polling: Option<String>,
-    /// Microseconds for which a worker looks for work before it sleeps, at most, 0 to 1000;
-    /// default: ten times the time that waking a thread takes on this host.
+    /// Microseconds of looking for work, at most, 0 to 1000; default: ten times the wake-up time.
     pub spin_us: Option<u32>,
     /// Use io_uring where the kernel allows it; default true.
     pub io_uring: Option<bool>,
@@ -72,25 +71,20 @@ pub struct RawDaemon {
     /// over the control API; default: none.
     #[serde(default)]
     pub allow_paths: Vec<PathBuf>,
-    /// Devices that each user other than root and the daemon's own may have at a time, 0 to 65536;
-    /// default 256.
+    /// Devices that each such user may have at a time, 0 to 65536; default 256.
     pub user_devices_max: Option<u64>,
-    /// Folder in which devices that were added over the control API are saved; default: they end
-    /// with the process.
+    /// Folder in which devices of the control API are saved; default: they end with the process.
     pub state_dir: Option<PathBuf>,
-    /// Seconds for which a device waits for a file, socket or interface that another process holds;
-    /// 0: none; default: for ever.
+    /// Seconds to wait for a resource that another process holds; 0: none; default: for ever.
     pub wait: Option<u32>,
-    /// Which devices share a device process: "user" (default): those whose front-ends run as the
-    /// same user; "device": each has its own; "one": the daemon itself serves all.
+    /// The device processes: one for each "user" (default) or "device", or none at all ("one").
     pub domains: Option<String>,
     /// Which rights device processes give up: "none", "auto" or "seccomp"; default "auto".
     pub sandbox: Option<String>,
 }
 
 impl RawDaemon {
-    /// The first option of the command line, except `--control`, that was given; `None` if none
-    /// was.
+    /// The first option of the command line, except `--control`, that was given; `None`: none was.
     pub fn given(&self) -> Option<&'static str> {
         let given = [
             ("--workers", self.workers.is_some()),
@@ -141,8 +135,7 @@ pub struct RawSocket {
     pub memory_max: Option<RawSize>,
 }
 
-/// Defines a table of keys. Each key has its type, its [`Class`] (when a change takes effect), and,
-/// if it takes numbers, their range.
+/// Defines a table of keys, each with its type, its [`Class`] and the range of its numbers.
 macro_rules! table {
     (
         $(#[$about:meta])*
@@ -179,9 +172,8 @@ macro_rules! table {
     ($numbers:expr) => { Some($numbers) };
 }
 
-/// Defines the table of a kind of device: the keys of every device, then those of the kind. They
-/// are one struct, because with `serde(flatten)` an error would name neither the line nor the known
-/// keys.
+/// Defines the table of a kind of device: the keys of every device, then those of the kind. (With
+/// `serde(flatten)` an error would name neither the line nor the known keys.)
 macro_rules! device_table {
     ($(#[$about:meta])* $table:ident { $($own:tt)* }) => {
         table! {

@@ -1,5 +1,5 @@
-//! `manyring add`, `set`, `remove`, `reload`, `resize`, `link`, `mtu` and `announce`: a running
-//! daemon, asked over its control socket to change something.
+//! `manyring add`, `set`, `remove`, `reload`, `resize`, `link`, `mtu` and `announce`: each sends a
+//! running daemon one request over its control socket.
 
 use crate::cli::{
     AddedDevice, AnnounceArgs, CONTROL, LinkArgs, LinkState, MtuArgs, ReloadArgs, RemoveArgs,
@@ -34,7 +34,7 @@ pub(crate) async fn add(device: AddedDevice) -> Result<(), Failure> {
     let mut keys = keys.last().and_then(Result::ok).unwrap_or_default();
     let keys = keys.as_object_mut().ok_or_else(|| "no keys of a device are given".to_owned())?;
     keys.retain(|_, value| !value.is_null());
-    // The daemon has another working directory.
+    // A relative path means the user's working directory, and the daemon has another one.
     for key in ["file", "socket_path", "pcap"] {
         let Some(path) = keys.get(key).and_then(Value::as_str) else { continue };
         let whole = std::path::absolute(path).map_err(|error| format!("{key}: {error}"))?;
@@ -55,7 +55,7 @@ pub(crate) async fn set(args: &SetArgs) -> Result<(), Failure> {
     for text in &args.keys {
         let wrong = || Failure::Wrong(format!("{text:?} is not like mtu=9000"));
         let (key, value) = text.split_once('=').ok_or_else(wrong)?;
-        // A value that is not JSON, such as a word without quotes, is a text.
+        // A value that is not JSON, such as a word without quotes, is sent as a string.
         let value = serde_json::from_str(value).unwrap_or_else(|_| value.into());
         match key.split_once('.') {
             Some((table, key)) => {
@@ -89,7 +89,7 @@ pub(crate) async fn reload(args: &ReloadArgs) -> Result<(), Failure> {
     print(&told("configuration", &done))
 }
 
-/// The steps that were done, as text with a line for each.
+/// The text for the user: a line for each step of a change.
 fn told(what: &str, done: &Done) -> String {
     if done.steps.is_empty() {
         return format!("{what}: nothing to change\n");
@@ -150,12 +150,14 @@ async fn change(
 ) -> Result<Value, String> {
     check_name(device)?;
     let path = format!("/v1/devices/{device}");
-    // A daemon that does not answer at all is told of soon, whatever the change may take.
+    // A quick request first: if the daemon does not answer at all, this fails soon, and not only
+    // after the long timeout of the change.
     let _: Value = look(control, &path).await?;
     client::change(control, (Method::POST, &format!("{path}/{what}")), body, host).await
 }
 
-/// A name that no device can have is not put into a path.
+/// Fails for a name that no device can have, such as one with a slash: the name becomes a part of
+/// the request's path.
 pub(crate) fn check_name(name: &str) -> Result<(), String> {
     if is_device_name(name) { Ok(()) } else { Err(format!("no device is named {name:?}")) }
 }

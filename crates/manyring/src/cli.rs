@@ -19,7 +19,7 @@ use manyring_config::raw::{
 use manyring_serve::log::LogFormat;
 use std::path::PathBuf;
 
-/// What stands below the help of the program.
+/// The text below the help of the program.
 const BEGIN: &str = "Begin with a disk in memory, and ask what QEMU must be told to use it:
   manyring blk --socket-path disk.sock --memory 1G --control control.sock
   manyring snippet qemu --socket-path disk.sock
@@ -133,7 +133,7 @@ pub(crate) struct SnippetArgs {
     pub(crate) device: Option<String>,
 }
 
-/// Who will use the device.
+/// The program that will use the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Vmm {
     /// A command line of QEMU.
@@ -152,7 +152,8 @@ pub(crate) enum Vmm {
     Helper,
 }
 
-/// One line for a value that an option of numbers does not take, with those that it takes.
+/// The one-line error for a wrong value of an option that takes a number, with the allowed values;
+/// `None` for any other error.
 pub(crate) fn bad_number(error: &clap::Error) -> Option<String> {
     let text = |kind| match error.get(kind) {
         Some(ContextValue::String(text)) => Some(text.as_str()),
@@ -211,7 +212,7 @@ pub(crate) struct DaemonArgs {
     /// proved to be faster; always; never: least CPU time [default: auto].
     #[arg(long, value_name = "MODE")]
     pub(crate) polling: Option<String>,
-    /// Microseconds that a worker polls before it sleeps, at most, 0 to 1000 [default: four times
+    /// Microseconds that a worker polls before it sleeps, at most, 0 to 1000 [default: ten times
     /// what waking a thread costs on this host].
     #[arg(long, value_name = "US")]
     pub(crate) spin_us: Option<u32>,
@@ -369,9 +370,10 @@ impl From<XenBlkArgs> for RawConfig {
     }
 }
 
-/// What `--print-capabilities` says of the block back-end.
+/// The output of `manyring blk --print-capabilities`.
 pub(crate) const BLK_CAPABILITIES: &str =
     "{\"type\":\"block\",\"features\":[\"read-only\",\"blk-file\"]}\n";
 
-/// What `--print-capabilities` says of the network back-end; the convention has no features of it.
+/// The output of `manyring net --print-capabilities`. QEMU's convention for back-end programs
+/// defines no features of network back-ends.
 pub(crate) const NET_CAPABILITIES: &str = "{\"type\":\"net\"}\n";

@@ -1,7 +1,9 @@
-//! The daemon: what `blk`, `net`, `xen-blk` and `run` do until a signal comes.
+//! The daemon: the commands `blk`, `net`, `xen-blk` and `run`, which serve until a signal ends
+//! them.
 //!
-//! A plan (`manyring_config`) is put together and served by `manyring_supervisor`;
-//! `manyring_control` takes changes of it and shows what it does. [`serve`] is the whole daemon.
+//! `manyring_supervisor` opens and serves the devices of a plan (`manyring_config`);
+//! `manyring_control` accepts changes over the control socket and shows devices and counters.
+//! [`serve`] is the whole daemon.
 
 use manyring_config::Plan;
 use manyring_control as control;
@@ -16,10 +18,10 @@ use std::sync::atomic::Ordering;
 use tokio::runtime::Runtime;
 use tokio::sync::{mpsc, oneshot, watch};
 
-/// The runtime of the program: one thread.
+/// Builds the program's tokio runtime, which has one thread: the control thread.
 ///
 /// # Errors
-/// The system's, in one line.
+/// One line with the error of the operating system.
 pub(crate) fn runtime() -> Result<Runtime, String> {
     tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -27,7 +29,8 @@ pub(crate) fn runtime() -> Result<Runtime, String> {
         .map_err(|error| format!("cannot start: {error}"))
 }
 
-/// Does what signals ask for, for ever: reads the configuration, or starts who takes over.
+/// Handles signals, for ever: SIGHUP reads the configuration file again, SIGUSR2 starts the daemon
+/// that takes over from this one. `asks` has both, in this order; `None`: there is no file.
 async fn obey_signals(
     asks: Option<[tokio::signal::unix::Signal; 2]>,
     state: state::State,
@@ -67,13 +70,13 @@ async fn obey_signals(
                 service.ready(&format!("reloading the configuration failed: {error}"));
             }
         }
-        // What the plan took beside the one that is carried out.
+        // Parsing a plan takes far more memory than the plan itself: return it to the host.
         let _ = manyring_engine::aside(manyring_backend::sys::heap::give_back).await;
     }
 }
 
-/// Opens all that the plan names, and what another process leaves to this one. That process waits,
-/// unless it has died.
+/// Opens the devices of the plan. With `takeover`, first gets sockets, images and sessions from the
+/// daemon at that control socket, which waits for this one unless it has died.
 async fn open(
     plan: &Plan,
     service: &Arc<service::Service>,
@@ -82,7 +85,8 @@ async fn open(
     let pool = devices::pool(plan);
     let mut handoff = match takeover {
         Some(control) => {
-            // From when it asks guests wait: the first worker begins before.
+            // Guests wait from the request below on, so the slow start of the first worker, with
+            // its io_uring, comes before.
             let _ = pool.has_ring();
             processes::Handoff::of(&control, devices::process_arguments(&plan.daemon)).await?
         }
@@ -94,7 +98,8 @@ async fn open(
     let manager = processes::Handoff::while_it_waits(&mut before, &is_last, manager).await;
     let manager = manager.map_err(|error| error.to_string())?;
     if service.is_managed() && is_last.load(Ordering::Relaxed) {
-        // It ends every process that is left of the service, and starts the service anew.
+        // The service manager will kill all processes of the service, also this one, and start the
+        // service again.
         return Err(
             "--takeover: the running daemon died; the service manager starts the next".into()
         );
@@ -102,7 +107,7 @@ async fn open(
     Ok((manager, before))
 }
 
-/// Has all that is served stop when a signal comes.
+/// Waits for a signal that ends the daemon, then tells the manager of devices to stop.
 async fn stops(ends: &mut signals::Ends, service: &service::Service, stop: &watch::Sender<bool>) {
     let signal = ends.next().await;
     tracing::info!(signal, "stopping");
@@ -111,46 +116,46 @@ async fn stops(ends: &mut signals::Ends, service: &service::Service, stop: &watc
     std::future::pending::<()>().await;
 }
 
-/// Opens and closes what a plan names, and tells what guests of it are not apart.
+/// Checks a plan against this host, by opening and closing its disks and interfaces.
 ///
 /// # Errors
-/// The first that cannot be served, in one line.
+/// One line for the first device that cannot be served.
 pub(crate) fn look(plan: &Plan) -> Result<(), String> {
     assemble::look(plan).map_err(|error| error.to_string())
 }
 
-/// From where a daemon with a configuration file starts.
+/// The options of `manyring run`.
 #[derive(Debug)]
 pub(crate) struct RunFrom {
     /// The configuration file.
     pub(crate) config: PathBuf,
-    /// The control socket of the daemon that is taken over.
+    /// The control socket of the daemon from which this one takes over.
     pub(crate) takeover: Option<PathBuf>,
 }
 
-/// Puts the parts together and serves until a signal comes.
+/// Serves the plan until a signal ends the daemon.
 ///
 /// # Errors
-/// [`Failure::Refused`], one line: what cannot be opened, or why serving ended.
+/// [`Failure::Refused`]: one line that says what cannot be opened, or why serving ended.
 pub(crate) fn serve(plan: &Plan, run: Option<RunFrom>) -> Result<(), Failure> {
-    // Before another process hands its file descriptors over.
+    // A takeover receives many file descriptors, so the limit is raised before.
     fds::raise_limit();
     let runtime = runtime()?;
     let (file, takeover) = run.map(|run| (run.config, run.takeover)).unzip();
     let served = runtime.block_on(async {
         let asks = signals::outlive(file.is_some())?;
-        // A disk may take long to open: SIGTERM still ends us at once.
+        // Opening disks may block: until then, SIGTERM has its default action and ends the process.
         let service = service::Service::from_environment(&plan.named_fds());
         let (mut manager, before) = open(plan, &service, takeover.flatten()).await?;
-        // From here on guests come. Disks have been tried with the daemon's own memory only.
+        // From here on guests connect, whose memory may be truncated while it is used.
         manyring_memory::guard_memory();
-        // From here on a signal ends us in good order only: it removes the sockets made below.
+        // From here on signals are handled, so that the sockets created below are unlinked.
         let mut ends = signals::Ends::new()?;
-        // All lines up to here are in the log before a socket shows that we serve.
+        // A script may wait for the control socket and then read the log: write all lines before.
         log::finish();
         let control = control::bind(&plan.daemon, &service).await?;
         let scraped = control::bind_metrics(&plan.daemon, before.is_some())?;
-        // The last step that can fail: another process has ended by then.
+        // The previous daemon ends in this step: it comes after all steps that can fail.
         processes::Handoff::accept(before).await?;
         service.is_main().await;
         log::now_serves();
@@ -194,7 +199,7 @@ pub(crate) fn serve(plan: &Plan, run: Option<RunFrom>) -> Result<(), Failure> {
         close(manager.devices().take()).await;
         served.map_err(|error| error.to_string())
     });
-    // A task that waits for a host call must not keep us either.
+    // Do not wait for tasks that are blocked in a call of the host.
     runtime.shutdown_background();
     for path in manyring_transport::vhost_user::names_left(NAMES_END) {
         let path = path.display();
@@ -203,7 +208,8 @@ pub(crate) fn serve(plan: &Plan, run: Option<RunFrom>) -> Result<(), Failure> {
     served.map_err(Failure::Refused)
 }
 
-/// Ends the workers. One that hangs in a host call is not waited for, and its device is named.
+/// Ends the workers. If a worker is blocked in a call of the host for [`WORKERS_END`], logs the
+/// device and does not wait for the worker.
 async fn end_workers(pool: Arc<manyring_engine::Pool>) {
     let quit = manyring_engine::aside(move || pool.quit());
     if tokio::time::timeout(WORKERS_END, quit).await.is_err() {
@@ -212,13 +218,14 @@ async fn end_workers(pool: Arc<manyring_engine::Pool>) {
     }
 }
 
-/// Closes devices. With a disk in memory its memory is unmapped, which may take long.
+/// Closes devices, for [`WORKERS_END`] at most: unmapping the memory of a memory disk may take
+/// long.
 async fn close(devices: Vec<model::Entry>) {
     let closed = manyring_engine::aside(move || drop(devices));
     let _ = tokio::time::timeout(WORKERS_END, closed).await;
 }
 
-/// The devices that threads serve which do not come back from a host call.
+/// The devices whose threads are blocked in calls of the host.
 fn held_devices() -> String {
     let held = manyring_engine::held().into_iter().map(|held| held.device);
     held.collect::<Vec<_>>().join(", ")

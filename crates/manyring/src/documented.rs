@@ -1,5 +1,5 @@
-//! Entry points for what documents show: read and planned as the program would, and not carried
-//! out. Tests take each fragment of README and of the guides through them.
+//! Entry points for tests of the documents: each command line and each request body in README and
+//! the guides is parsed and planned as by the program, and not carried out.
 
 use crate::cli::{AddedDevice, Cli, Command};
 use clap::Parser;
@@ -9,7 +9,8 @@ use manyring_config::{self, Plan};
 use manyring_supervisor::model::Keys;
 use std::ffi::OsString;
 
-/// Checks a command line, the program's name first: its options, and what they mean together.
+/// Checks a command line, with the program's name as the first word: parses the options, and plans
+/// the configuration that they stand for.
 ///
 /// # Errors
 /// The message that the program would print.

@@ -1,4 +1,4 @@
-//! The program `manyring`: its command line, and the commands that ask a running daemon.
+//! The program `manyring`: its command line, and the commands that talk to a running daemon.
 //!
 //! ```text
 //! cli.rs, cli/      the options, one definition for the parser, the help and the manual pages
@@ -7,7 +7,7 @@
 //! snippet.rs        the lines that a VMM needs for a device
 //! pages.rs          manual pages, completions, the OpenAPI document
 //! ```
-//! What serves is `manyring_serve`.
+//! Devices are served by `manyring_serve`, in the daemon (`daemon.rs`) or in a device process.
 #![forbid(unsafe_code)]
 #![deny(clippy::print_stdout, clippy::print_stderr)]
 
@@ -34,12 +34,12 @@ use std::process::ExitCode;
 /// Runs the program with its arguments, the first of which is its own name.
 #[must_use]
 pub fn run(arguments: Vec<OsString>) -> ExitCode {
-    // Before the first thread: settings of the allocator are for all threads, and what is given up
-    // in a sandbox is given up by each thread for itself.
+    // Before the first thread starts: the allocator's settings must hold for all threads, and
+    // entering the sandbox restricts only the calling thread and those that it starts later.
     manyring_backend::sys::heap::bound();
     let sandboxed = device_process::sandbox::enter(&arguments);
     if log::open().is_err() {
-        // There is no thread to say it; whoever waits for us sees the status.
+        // Without the log's thread nothing can be printed: the exit status is the only report.
         return ExitCode::FAILURE;
     }
     let status = match Cli::try_parse_from(only_capabilities(with_command(arguments))) {
@@ -50,7 +50,8 @@ pub fn run(arguments: Vec<OsString>) -> ExitCode {
     status
 }
 
-/// Installed as `vhost-user-blk` we are `manyring blk`, as `vhost-user-net` `manyring net`.
+/// Inserts the command that the program's file name implies: a program that is installed as
+/// `vhost-user-blk` runs `manyring blk`, and one installed as `vhost-user-net` runs `manyring net`.
 fn with_command(mut arguments: Vec<OsString>) -> Vec<OsString> {
     let name = arguments.first().map(Path::new).and_then(Path::file_name);
     let command = match name.and_then(|n| n.to_str()) {
@@ -62,8 +63,8 @@ fn with_command(mut arguments: Vec<OsString>) -> Vec<OsString> {
     arguments
 }
 
-/// Asked for its capabilities, a vhost-user back-end ignores every other option and argument, also
-/// those that it does not know (QEMU, "Backend program conventions").
+/// Drops all other arguments if `--print-capabilities` is among them: a vhost-user back-end must
+/// then ignore every other option, also unknown ones (QEMU, "Backend program conventions").
 fn only_capabilities(arguments: Vec<OsString>) -> Vec<OsString> {
     const ASKED: &str = "--print-capabilities";
     let is_asked = arguments.iter().skip(1).any(|argument| argument == ASKED);

@@ -1,5 +1,5 @@
-//! Pages that a package ships beside the program, made from the same definitions: manual pages,
-//! shell completions and the OpenAPI document.
+//! Generates the files that a package ships beside the program: manual pages, shell completions and
+//! the OpenAPI document.
 
 use crate::cli::Cli;
 use clap::CommandFactory;
@@ -8,14 +8,14 @@ use manyring_control as control;
 use std::io;
 use std::path::Path;
 
-/// The shells, and the folder of the completions of each.
+/// The shells, each with the folder of its completions.
 const SHELLS: [(Shell, &str); 3] =
     [(Shell::Bash, "bash"), (Shell::Zsh, "zsh"), (Shell::Fish, "fish")];
 
-/// Writes `man/*.1`, `openapi.json` and a file for each of [`SHELLS`], into a folder.
+/// Writes `man/*.1`, `openapi.json` and a completion file for each of [`SHELLS`] into a folder.
 ///
 /// # Errors
-/// The system's.
+/// A file or folder cannot be written.
 pub(crate) fn write(folder: &Path) -> io::Result<()> {
     let mut command = Cli::command();
     command.build();

@@ -1,7 +1,7 @@
-//! `manyring snippet`: what a VMM is told, ready to paste, to use a device that we serve.
+//! `manyring snippet`: the command line, XML or JSON with which a VMM uses a device of the daemon.
 //!
-//! Every VMM must share the guest's memory with us (memfd, `share=on`): without it a vhost-user
-//! back-end sees nothing.
+//! Every snippet makes the VMM share the guest's memory (memfd, `share=on`): without that, a
+//! vhost-user back-end cannot map it.
 
 mod blk;
 mod net;
@@ -22,7 +22,7 @@ use std::path::{Path, PathBuf};
 struct Wanted {
     name: String,
     socket: PathBuf,
-    /// We connect: the VMM must listen.
+    /// The daemon connects, so the VMM must listen.
     client: bool,
     /// Queues, or queue pairs of a network device.
     queues: usize,
@@ -38,7 +38,7 @@ enum Kind {
         queue_size: u16,
     },
     Net {
-        /// None: the interface's, which only the host knows.
+        /// The guest's address; `None`: that of the interface, which this command does not open.
         mac: Option<MacAddress>,
         mtu: Option<u16>,
     },
@@ -84,7 +84,7 @@ fn of_socket(args: &SnippetArgs, socket: &Path) -> Result<Wanted, String> {
     if !is_device_name(&name) {
         return Err(format!("DEVICE: {name:?} is not the name of a device"));
     }
-    // As many as the device has where it was told no number either.
+    // Without --num-queues or --queue-pairs: the default number of the commands `blk` and `net`.
     let queues = match args.net {
         true => queue_pairs(args, usize::MAX)?.unwrap_or(1),
         false => num_queues(args, usize::MAX)?.unwrap_or(NUM_QUEUES),
@@ -107,7 +107,8 @@ fn of_blk(blk: &BlkPlan, args: &SnippetArgs) -> Result<Wanted, String> {
 
 fn of_net(net: &NetPlan, args: &SnippetArgs) -> Result<Wanted, String> {
     let (socket, client) = socket_of(&net.device)?;
-    // Queues that are handed in may be a macvtap's: its address is not known here either.
+    // The address of a macvtap or an AF_XDP interface is not known here. Inherited descriptors may
+    // be queues of a macvtap too.
     let made = (!net.port.kind().demands_mac).then(|| net.made_mac());
     Ok(Wanted {
         name: net.device.name.clone(),
@@ -142,7 +143,7 @@ fn at_most(option: &str, count: Option<usize>, most: usize) -> Result<Option<usi
     }
 }
 
-/// The path of a device's socket, and whether we connect to it.
+/// The path of a device's socket, and whether the daemon connects to it.
 fn socket_of(device: &DevicePlan) -> Result<(PathBuf, bool), String> {
     match &device.socket {
         SocketPlan::Listen { path, .. } => Ok((absolute(path)?, false)),
@@ -155,7 +156,8 @@ fn absolute(path: &Path) -> Result<PathBuf, String> {
     std::path::absolute(path).map_err(|error| format!("{}: {error}", path.display()))
 }
 
-/// A path that the VMM's own syntax could not carry is refused, not quoted wrongly.
+/// Refuses a path with characters that the syntax of the VMM cannot express, so that no snippet is
+/// wrong.
 fn check_path(vmm: Vmm, path: &Path) -> Result<(), String> {
     let text = path.to_str().ok_or_else(|| format!("{}: is not UTF-8", path.display()))?;
     let special = match vmm {
@@ -173,20 +175,20 @@ fn check_path(vmm: Vmm, path: &Path) -> Result<(), String> {
     }
 }
 
-/// Which libvirt and which QEMU connect again as `<reconnect>` says, as a comment in the domain.
+/// An XML comment: which versions of libvirt and QEMU support `<reconnect>`.
 const LIBVIRT_RECONNECT: &str = "\
     <!-- libvirt tells QEMU to connect again in the form that this QEMU knows. libvirt 11.3\n     \
     and newer: any QEMU; older ones (9.0 is Debian 12's): QEMU before 10.2. -->\n";
 
-/// The memory of a domain of libvirt.
+/// The XML element by which a libvirt domain shares its memory.
 const LIBVIRT_MEMORY: &str = "<!-- in <domain> -->\n\
      <memoryBacking>\n  \
        <source type='memfd'/>\n  \
        <access mode='shared'/>\n\
      </memoryBacking>\n";
 
-/// Who must be able to open our socket, and which QEMU connects to it again, as comments in the
-/// domain: libvirt says nothing of a QEMU that cannot open it, and waits.
+/// XML comments about the socket's permissions and about reconnecting. They are needed because
+/// libvirt reports no error if QEMU cannot open the socket: it waits.
 fn libvirt_socket(wanted: &Wanted) -> String {
     if wanted.client {
         return String::new();
@@ -198,13 +200,14 @@ fn libvirt_socket(wanted: &Wanted) -> String {
     format!("{permissions}{LIBVIRT_RECONNECT}")
 }
 
-/// Cloud Hypervisor with shared memory; its device follows.
+/// The beginning of Cloud Hypervisor's command line, with shared memory; the option of the device
+/// follows.
 fn cloud_hypervisor_machine(wanted: &Wanted) -> String {
     format!("cloud-hypervisor --cpus boot={} --memory size=1G,shared=on \\\n", wanted.queues)
 }
 
-/// crosvm with a device of this `kind`. Its rings have 32768 entries unless it is told otherwise:
-/// that works, but its guest keeps memory for each entry.
+/// crosvm's command line for a device of this `kind`. It names the ring size, because crosvm's
+/// default of 32768 entries works, but makes the guest keep memory for each entry.
 fn crosvm(wanted: &Wanted, kind: &str, queue_size: u16) -> String {
     let (socket, queues) = (wanted.socket.display(), wanted.queues);
     format!(
@@ -213,18 +216,18 @@ fn crosvm(wanted: &Wanted, kind: &str, queue_size: u16) -> String {
     )
 }
 
-/// User Mode Linux with a device of this virtio id. Its memory is a file that it shares with its
-/// back-ends.
+/// User Mode Linux' command line for a device of this virtio id. UML always shares its memory, so
+/// no option is needed for that.
 fn uml(wanted: &Wanted, virtio_id: u32) -> String {
     format!("linux mem=512M virtio_uml.device={}:{virtio_id}\n", wanted.socket.display())
 }
 
-/// The error where we connect to the VMM's socket, and it cannot listen.
+/// The error for a device with `client`, if the VMM cannot listen for the daemon.
 fn cannot_listen(name: &str) -> String {
     format!("{name}: client: this VMM cannot listen for its back-end")
 }
 
-/// An id that QEMU and Firecracker take: letters, digits, `_`; begins with a letter.
+/// An id that QEMU and Firecracker accept: letters, digits and `_`, the first a letter.
 fn id(kind: &str, name: &str) -> String {
     let plain = |c: char| if c.is_ascii_alphanumeric() { c } else { '_' };
     format!("{kind}_{}", name.chars().map(plain).collect::<String>())

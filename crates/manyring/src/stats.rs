@@ -1,4 +1,5 @@
-//! `manyring stats`: what the queues of a running daemon do, asked over its control socket.
+//! `manyring stats`: prints the counters of a running daemon, which it reads over the control
+//! socket.
 
 mod blk;
 mod net;
@@ -16,7 +17,8 @@ use std::path::Path;
 use std::time::Duration;
 use table::Before;
 
-/// A daemon's state at one time, with all its workers unless only one device was asked for.
+/// One reading of a daemon: its devices, and its workers and stuck threads unless only one device
+/// was asked for.
 #[derive(Clone, Debug, Default, Serialize)]
 pub(crate) struct Shown {
     pub(crate) devices: Vec<DeviceInfo>,
@@ -44,7 +46,7 @@ pub(crate) async fn show(args: &StatsArgs) -> Result<(), Failure> {
     }
 }
 
-/// Asks the daemon behind the socket at `control`, about one device or about everything.
+/// Reads the counters of one device, or of all devices and workers, from the daemon at `control`.
 pub(crate) async fn fetch(control: &Path, device: Option<&str>) -> Result<Shown, String> {
     match device {
         None => {
@@ -79,7 +81,7 @@ fn render(
         }
         return Ok(text);
     }
-    // One line each time where there are many times.
+    // With --watch, each reading is one line of JSON.
     let text = match args.watch {
         None => serde_json::to_string_pretty(shown),
         Some(_) => serde_json::to_string(shown),
@@ -87,7 +89,7 @@ fn render(
     text.map(|text| text + "\n").map_err(|error| error.to_string())
 }
 
-/// A table for each kind of device that there is.
+/// One table for all disks, and one for all network devices; none for a kind without devices.
 fn tables(devices: &[DeviceInfo], before: Before<'_>) -> String {
     let of = |is_net: bool| -> Vec<&DeviceInfo> {
         let is_such = |d: &&DeviceInfo| (d.kind == "net") == is_net;

@@ -1,8 +1,8 @@
 //! `manyring top`: devices, queues and workers of a running daemon, on the whole terminal.
 //!
-//! Three tasks that never wait for each other: a thread reads keys, a task asks the daemon once in
-//! an interval, the loop here draws what there is. A daemon that is gone or held leaves the last
-//! numbers on the screen, with a line that says so; one that comes back is shown again.
+//! Three parts run without waiting for each other: a thread reads keys, a task asks the daemon once
+//! in each interval, and the loop here draws the latest answer. If the daemon does not answer, the
+//! last numbers stay on the screen below a line that says so, until it answers again.
 
 mod columns;
 mod draw;
@@ -22,7 +22,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc::{Receiver, Sender, channel};
 use tokio::time::{Instant, MissedTickBehavior};
 
-/// Keys, or answers of the daemon, that may wait to be taken.
+/// The most keys, and the most answers of the daemon, that wait to be handled.
 const WAITING_MAX: usize = 16;
 
 /// An answer of the daemon, and when it came.
@@ -48,7 +48,7 @@ pub(crate) async fn show(args: &TopArgs) -> Result<(), Failure> {
     shown.map_err(|error| Failure::Refused(format!("the terminal: {error}")))
 }
 
-/// Draws at each key and each answer, until somebody has seen enough.
+/// Draws after each key and each answer, until the user quits.
 async fn watch(
     args: &TopArgs,
     terminal: &mut DefaultTerminal,
@@ -57,7 +57,8 @@ async fn watch(
     let (asking, mut answers) = channel(WAITING_MAX);
     let (pressing, mut events) = channel(WAITING_MAX);
     tokio::spawn(ask(args.control.clone(), Duration::from_secs(args.interval), asking));
-    // It ends with the process: a terminal is read without a time limit.
+    // The thread is never joined: reading a terminal blocks until a key comes, so it ends with the
+    // process.
     std::thread::Builder::new().name("keys".to_owned()).spawn(move || read(&pressing))?;
     loop {
         terminal.draw(|frame| draw::draw(frame, &mut model))?;
@@ -72,20 +73,21 @@ async fn watch(
                 {
                     return Ok(());
                 }
-                // Another key, or another size: draw again.
+                // Any other event, such as a new size of the terminal: draw again.
                 _ => {}
             },
         }
     }
 }
 
-/// The next thing that the terminal says. Its reader has ended: it is gone, and so are we.
+/// The next event of the terminal. If the thread that reads them has ended, the terminal is closed:
+/// that is the error `UnexpectedEof`, and ends the program.
 async fn next(events: &mut Receiver<std::io::Result<Event>>) -> std::io::Result<Event> {
     let gone = || Err(std::io::Error::from(std::io::ErrorKind::UnexpectedEof));
     events.recv().await.unwrap_or_else(gone)
 }
 
-/// Hands on what the terminal says, until it fails or nobody listens.
+/// Reads events of the terminal and sends them to the loop, until reading fails or the loop ends.
 fn read(pressing: &Sender<std::io::Result<Event>>) {
     loop {
         let event = event::read();
@@ -96,7 +98,7 @@ fn read(pressing: &Sender<std::io::Result<Event>>) {
     }
 }
 
-/// Asks the daemon once in an interval, until nobody listens.
+/// Asks the daemon once in each interval and sends the answers to the loop, until the loop ends.
 async fn ask(control: PathBuf, interval: Duration, asking: Sender<Answer>) {
     let control: &Path = &control;
     let mut ticks = tokio::time::interval_at(Instant::now() + interval, interval);

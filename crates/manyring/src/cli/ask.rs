@@ -1,11 +1,10 @@
-//! Options of the commands that ask a running daemon.
+//! Options of the commands that talk to a running daemon.
 
 use super::{BlkArgs, NetArgs};
 use clap::{Args, Subcommand, ValueEnum};
 use std::path::PathBuf;
 
-/// The control socket that the commands ask unless they are told of another one: that of the
-/// packaged service.
+/// The default of `--control`: the control socket of the packaged service.
 pub(crate) const CONTROL: &str = "/run/manyring/control.sock";
 
 /// `manyring stats`

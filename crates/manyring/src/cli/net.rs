@@ -1,4 +1,4 @@
-//! `manyring net`: its options, and what they mean.
+//! The options of `manyring net`, and the configuration that they stand for.
 
 use super::DaemonArgs;
 use clap::Args;

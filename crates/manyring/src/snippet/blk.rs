@@ -1,4 +1,4 @@
-//! The text by which a VMM gets a block device.
+//! The snippets with which VMMs use a block device.
 
 use super::{
     LIBVIRT_MEMORY, Wanted, cannot_listen, cloud_hypervisor_machine, crosvm, id, libvirt_socket,
@@ -6,10 +6,10 @@ use super::{
 };
 use crate::cli::Vmm;
 
-/// The device ID of a block device (virtio 1.2 §5).
+/// The device ID of a block device (virtio 1.3 §5).
 const VIRTIO_ID_BLOCK: u32 = 2;
 
-/// The text for the VMM.
+/// The snippet for the VMM.
 pub(super) fn text(vmm: Vmm, wanted: &Wanted, queue_size: u16) -> Result<String, String> {
     if wanted.client && vmm != Vmm::Qemu {
         return Err(cannot_listen(&wanted.name));
@@ -61,6 +61,7 @@ fn firecracker(wanted: &Wanted) -> String {
             "socket": wanted.socket,
         }]
     });
-    // Firecracker shares the memory itself once a drive has a socket; it uses one queue.
+    // Firecracker shares the guest's memory without an option if a drive has a socket, and uses one
+    // queue.
     format!("{drive:#}\n")
 }

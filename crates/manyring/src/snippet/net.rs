@@ -1,4 +1,4 @@
-//! The text by which a VMM gets a network device.
+//! The snippets with which VMMs use a network device.
 
 use super::{
     LIBVIRT_MEMORY, Wanted, cannot_listen, cloud_hypervisor_machine, crosvm, id, libvirt_socket,
@@ -8,16 +8,18 @@ use crate::cli::Vmm;
 use manyring_config::plan::mac_text;
 use manyring_device::net::MacAddress;
 
-/// The device ID of a network device (virtio 1.2 §5).
+/// The device ID of a network device (virtio 1.3 §5).
 const VIRTIO_ID_NET: u32 = 1;
-/// Entries of crosvm's rings: as QEMU's, and its guest posts a buffer for each.
+/// The ring size for crosvm: QEMU's default. The guest posts a buffer for each entry.
 const CROSVM_QUEUE_SIZE: u16 = 256;
 
-/// QEMU obeys a driver that changes its offloads, which an XDP program needs, and tells nobody: the
-/// driver is to know that they stay as they were negotiated.
+/// Hides `VIRTIO_NET_F_CTRL_GUEST_OFFLOADS` from the driver. QEMU accepts a change of the offloads
+/// itself and does not forward it to the back-end, which would continue to send segmented frames to
+/// a driver that has just turned them off for an XDP program.
 const OFFLOADS_KEPT: &str = ",ctrl_guest_offloads=off";
 
-/// The text for the VMM. Where the VMM owns the config space, it must be told address and MTU too.
+/// The snippet for the VMM. Address and MTU are in it for VMMs that provide the configuration space
+/// themselves.
 pub(super) fn text(
     vmm: Vmm,
     wanted: &Wanted,
@@ -34,7 +36,7 @@ pub(super) fn text(
         Vmm::Qemu => Ok(qemu(wanted, mac, mtu)),
         Vmm::Libvirt => Ok(libvirt(wanted, mac, mtu)),
         Vmm::CloudHypervisor => Ok(cloud_hypervisor(wanted, mac, mtu)),
-        // It reads address, MTU and queue pairs out of the device's config space.
+        // crosvm reads address, MTU and queue pairs from the back-end's configuration space.
         Vmm::Crosvm => Ok(crosvm(wanted, "net", CROSVM_QUEUE_SIZE)),
         Vmm::Uml => Ok(uml(wanted, VIRTIO_ID_NET)),
         Vmm::Helper => super::storage_daemon::text(Some(&wanted.name)),
@@ -49,7 +51,8 @@ fn part<T: std::fmt::Display>(before: &str, value: Option<T>, after: &str) -> St
 fn qemu(wanted: &Wanted, mac: Option<MacAddress>, mtu: Option<u16>) -> String {
     let (id, pairs) = (id("net", &wanted.name), wanted.queues);
     let (mac, mtu) = (part(",mac=", mac.map(mac_text), ""), part(",host_mtu=", mtu, ""));
-    // An interrupt for each queue, and two for the control queue and changes of the configuration.
+    // An MSI-X vector for each queue, one for the control queue, and one for changes of the
+    // configuration.
     let multi = match pairs {
         1 => String::new(),
         _ => format!(",mq=on,vectors={}", 2 * pairs + 2),

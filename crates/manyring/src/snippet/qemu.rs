@@ -1,4 +1,4 @@
-//! The machine of QEMU's command line, in the form that its version knows.
+//! The beginning of QEMU's command line, in the syntax of the wanted version of QEMU.
 
 use super::Wanted;
 use crate::cli::SnippetArgs;
@@ -8,10 +8,10 @@ pub(super) type Version = (u32, u32);
 
 /// The first QEMU whose machine takes `memory-backend`.
 const OLDEST: Version = (5, 0);
-/// The first QEMU whose socket takes `reconnect-ms`. The older `reconnect` is gone since 10.2.
+/// The first QEMU whose socket takes `reconnect-ms`. QEMU 10.2 removed the older `reconnect`.
 const MILLISECONDS: Version = (9, 2);
 
-/// The version that was asked for: any that knows `reconnect-ms`, unless one is given.
+/// The version of `--qemu-version`; without the option, the first version with `reconnect-ms`.
 pub(super) fn version(args: &SnippetArgs) -> Result<Version, String> {
     let Some(text) = &args.qemu_version else { return Ok(MILLISECONDS) };
     let version = parse(text).ok_or_else(|| {
@@ -24,8 +24,8 @@ pub(super) fn version(args: &SnippetArgs) -> Result<Version, String> {
     Ok(version)
 }
 
-/// QEMU with shared memory and a socket called `id`, which listens as `server` says where we
-/// connect; its device follows.
+/// The beginning of QEMU's command line: shared memory, and a socket with the id `id`; the option
+/// of the device follows. `server` is the socket's option to listen, for a device with `client`.
 pub(super) fn machine(wanted: &Wanted, id: &str, server: &str) -> String {
     let (socket, queues) = (wanted.socket.display(), wanted.queues);
     let (versions, how) = match (wanted.client, wanted.qemu >= MILLISECONDS) {
@@ -44,10 +44,10 @@ pub(super) fn machine(wanted: &Wanted, id: &str, server: &str) -> String {
     )
 }
 
-/// One to four numbers with points between: 11, 7.2, 7.2.22, 9.1.50.
+/// Parses one to four numbers with points between, like 11, 7.2, 7.2.22 or 9.1.50.
 fn parse(text: &str) -> Option<Version> {
     let number = |part: &str| {
-        // Signs and spaces are none of a version's.
+        // `parse` alone would accept a sign.
         let is_plain = !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_digit());
         if is_plain { part.parse::<u32>().ok() } else { None }
     };

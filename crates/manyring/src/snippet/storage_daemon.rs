@@ -1,10 +1,10 @@
-//! `manyring snippet helper`: a systemd unit that runs qemu-storage-daemon or nbdkit, and the
-//! `[[blk]]` that uses the unit.
+//! `manyring snippet helper`: a systemd unit that runs qemu-storage-daemon or nbdkit, and the table
+//! `[[blk]]` of a disk that the unit serves.
 
-/// The kinds of storage that a disk can be kept in.
+/// The kinds of storage for which there is a snippet.
 const KINDS: [&str; 3] = ["ceph", "qcow2", "s3"];
 
-/// The texts for a disk that is kept in `kind`.
+/// The snippet for a disk in this kind of storage.
 pub(super) fn text(kind: Option<&str>) -> Result<String, String> {
     let (what, server) = match kind {
         Some("ceph") => (
@@ -28,8 +28,8 @@ pub(super) fn text(kind: Option<&str>) -> Result<String, String> {
         ),
         _ => return Err(format!("DEVICE: is not one of {}", KINDS.join(", "))),
     };
-    // A write that was answered must not be in the server's memory alone: a server that is killed
-    // would lose it, and the guest would not hear of that.
+    // A completed write must not be in the server's memory alone: a server that is killed would
+    // lose the write, and the guest would not notice.
     let keys = match kind {
         Some("s3") => "read_only = true\n",
         Some("qcow2") => "cache = \"writethrough\"\n",
@@ -61,7 +61,7 @@ pub(super) fn text(kind: Option<&str>) -> Result<String, String> {
     ))
 }
 
-/// qemu-storage-daemon with this node, exported under the name of the device.
+/// The command line of qemu-storage-daemon with this block node, exported by the device's name.
 fn storage_daemon(node: &str) -> String {
     format!(
         "qemu-storage-daemon --blockdev {node} \\\n    \

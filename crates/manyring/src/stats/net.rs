@@ -1,4 +1,4 @@
-//! The table of the queues of network devices, and why their packets were dropped.
+//! The table of the queues of network devices, and the causes of dropped packets.
 
 use super::table::{
     BATCH, Before, CALLS, CALLS_HELD, CALLS_SUPPRESSED, Column, DEVICE, FLIGHT, KICKS,
@@ -28,7 +28,8 @@ const COLUMNS: [Column; 17] = [
 /// Prefix of the names of all counters of dropped packets.
 const DROPPED: &str = "dropped_";
 
-/// The table, and below it the causes of drops; numbers are per second if there is a `before`.
+/// The table, and below it the causes of drops. With an earlier reading `before`, counters are
+/// shown per second.
 pub(super) fn table(devices: &[&DeviceInfo], before: Before<'_>) -> String {
     let mut out = lines(COLUMNS, devices, before);
     for device in devices {
@@ -41,7 +42,7 @@ pub(super) fn table(devices: &[&DeviceInfo], before: Before<'_>) -> String {
     out
 }
 
-/// The queue's name, or its index if this daemon says none.
+/// The queue's name, or its index if the daemon's answer has no name.
 fn queue_name(seen: &Seen<'_>) -> String {
     let queue = seen.queue;
     queue.name.clone().unwrap_or_else(|| queue.index.to_string())
@@ -49,19 +50,20 @@ fn queue_name(seen: &Seen<'_>) -> String {
 
 fn per_packet(seen: &Seen<'_>, n: u64) -> String {
     match (seen.counted("packets"), seen.counted("bytes_passed")) {
-        // Nothing, or commands, which have no size.
+        // No packets yet, or the commands of a control queue, which have no size.
         (0, _) | (_, 0) => "-".to_owned(),
         (packets, _) => format!("{:.0}", as_float(n) / as_float(packets)),
     }
 }
 
 fn drops(seen: &Seen<'_>) -> String {
-    // A sum of none would be -0.
+    // `sum` of no floats is -0.0, which would be shown as "-0".
     let drops = dropped(seen).fold(0.0, |sum, (_, scaled)| sum + scaled);
     format!("{drops:.0}")
 }
 
-/// Each cause of drops that there was, and how many, in all or per second.
+/// The causes of drops whose counters are not zero, each with the number of packets: in all, or per
+/// second.
 fn dropped<'a>(seen: &'a Seen<'a>) -> impl Iterator<Item = (&'a str, f64)> {
     let names = seen.queue.counters.keys();
     names.filter_map(|name| {
@@ -70,7 +72,7 @@ fn dropped<'a>(seen: &'a Seen<'a>) -> impl Iterator<Item = (&'a str, f64)> {
     })
 }
 
-/// A line for a queue that dropped packets.
+/// A line with the causes of drops, for a queue that dropped packets; else empty.
 fn causes(seen: &Seen<'_>, is_interval: bool) -> String {
     let digits = usize::from(is_interval);
     let all: Vec<_> = dropped(seen)
@@ -83,7 +85,8 @@ fn causes(seen: &Seen<'_>, is_interval: bool) -> String {
     format!("{} {name} dropped{unit}: {}\n", seen.device.name, all.join(", "))
 }
 
-/// A line for a port of a switch that has counted something, since the former look if there is one.
+/// A line with the counters of a switch port that are not zero, else empty. With an earlier reading
+/// `former`, the growth since then is shown.
 fn switched(device: &DeviceInfo, former: Option<&DeviceInfo>) -> String {
     let Detail::Net { switch, .. } = &device.detail else { return String::new() };
     let before = |name: &String| match former.map(|former| &former.detail) {

@@ -1,4 +1,5 @@
-//! A table of queues: columns, rows for those that run or have run, numbers of an interval.
+//! A table of queues: its columns, a row for each queue that runs or has run, and the numbers of an
+//! interval between two readings.
 
 use manyring_control::snapshot::{DeviceInfo, QueueInfo, as_float};
 use manyring_serve::workers::Summary;
@@ -6,7 +7,7 @@ use manyring_serve::workers::Summary;
 /// An earlier reading of the devices, and the seconds since then.
 pub(crate) type Before<'a> = Option<(&'a [DeviceInfo], f64)>;
 
-/// A column of a table: its name, and what it shows of a queue.
+/// A column of a table: its name, and a function that makes the cell of a queue.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Column {
     name: &'static str,
@@ -27,7 +28,7 @@ pub(super) const fn number(name: &'static str, cell: fn(&Seen<'_>) -> String) ->
     Column { name, cell, is_text: false, is_rate: false }
 }
 
-/// A column of what counts up.
+/// A column of a counter, which is shown per second if there is an earlier reading.
 pub(super) const fn rate(name: &'static str, cell: fn(&Seen<'_>) -> String) -> Column {
     Column { name, cell, is_text: false, is_rate: true }
 }
@@ -46,7 +47,7 @@ pub(super) const WAIT_P50: Column = number("WAIT p50", |seen| us(seen.histogram(
 pub(super) const WAIT_P99: Column = number("p99 us", |seen| us(seen.histogram("wait_ns").p99));
 pub(super) const FLIGHT: Column = number("FLIGHT", |seen| seen.now("in_flight"));
 
-/// A queue, and what it was at the start of the interval.
+/// A queue, with its earlier reading if there is one.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Seen<'a> {
     pub(crate) device: &'a DeviceInfo,
@@ -82,14 +83,14 @@ impl Seen<'_> {
         format!("{:.1}", self.scaled(name) / 1e6)
     }
 
-    /// A histogram of all, or of the interval.
+    /// A histogram: of the interval since the earlier reading, or of all time without one.
     pub(crate) fn histogram(&self, name: &str) -> Summary {
         let now = self.queue.histogram(name);
         self.before.map_or_else(|| now.clone(), |(old, _)| now.since(&old.histogram(name)))
     }
 }
 
-/// Microseconds.
+/// Nanoseconds as microseconds with one decimal.
 pub(super) fn us(ns: u64) -> String {
     format!("{:.1}", as_float(ns) / 1e3)
 }
@@ -111,7 +112,7 @@ pub(crate) fn seen<'a>(
     })
 }
 
-/// A line for each queue, and one for a device without any, in columns that are aligned.
+/// A line for each queue, and one for a device whose queues have never run, in aligned columns.
 pub(super) fn lines<const N: usize>(
     columns: [Column; N],
     devices: &[&DeviceInfo],
@@ -137,7 +138,7 @@ pub(super) fn lines<const N: usize>(
     align(columns.map(|column| column.is_text), &rows)
 }
 
-/// Rows of cells in columns that are aligned, those of text to the left.
+/// Aligns the cells of rows in columns: text to the left, numbers to the right.
 pub(super) fn align<const N: usize>(is_text: [bool; N], rows: &[[String; N]]) -> String {
     let width = |column: usize| rows.iter().map(|row| row[column].len()).max().unwrap_or(0);
     let widths: Vec<_> = (0..N).map(width).collect();

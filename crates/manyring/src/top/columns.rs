@@ -1,4 +1,4 @@
-//! The three tables: what each column is called, how wide it is, and what its cells are.
+//! The three tables: the name, width and cells of each column.
 
 use super::units::{rate, time};
 use crate::stats::Shown;
@@ -7,7 +7,7 @@ use manyring_config::plan::in_words;
 use manyring_control::snapshot::{DeviceInfo, as_float};
 use manyring_serve::workers::{Summary, WorkerInfo};
 
-/// The kind of things that a table has rows for.
+/// One of the three tables.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum View {
     Devices,
@@ -16,7 +16,7 @@ pub(super) enum View {
 }
 
 impl View {
-    /// All of them, in the order of their keys.
+    /// All tables, in the order of the keys that show them.
     pub(super) const ALL: [Self; 3] = [Self::Devices, Self::Queues, Self::Workers];
 
     pub(super) fn name(self) -> &'static str {
@@ -27,7 +27,8 @@ impl View {
         }
     }
 
-    /// Name and width of each column. The widths and a space between make 80 at most.
+    /// Name and width of each column. The sum of the widths, with a space between two columns, is
+    /// 80 at most.
     pub(super) fn columns(self) -> &'static [(&'static str, u16)] {
         match self {
             Self::Devices => &[
@@ -97,14 +98,14 @@ impl Cell {
         Self::Number(share, format!("{:.0}", share * 100.0))
     }
 
-    /// As it is shown.
+    /// The text that is shown.
     pub(super) fn shown(&self) -> &str {
         match self {
             Self::Text(text) | Self::Number(_, text) => text,
         }
     }
 
-    /// Numbers from the largest, texts from A: what is looked for stands above.
+    /// The order of rows: the largest number first, texts from A to Z.
     pub(super) fn order(&self, other: &Self) -> std::cmp::Ordering {
         match (self, other) {
             (Self::Number(a, _), Self::Number(b, _)) => b.total_cmp(a),
@@ -116,16 +117,17 @@ impl Cell {
 /// A row of a table.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Row {
-    /// Which row it is, whatever the numbers are.
+    /// Identifies the row from one reading to the next, so that the chosen row stays chosen.
     pub(super) key: String,
-    /// The device that it belongs to; none for a worker.
+    /// The device of the row; `None` for a worker.
     pub(super) device: Option<String>,
     pub(super) cells: Vec<Cell>,
-    /// Whether it needs to be looked after.
+    /// The row is highlighted: a device is waiting or failed, or requests or packets were lost.
     pub(super) is_bad: bool,
 }
 
-/// The rows of a view; numbers are per second since `before`.
+/// The rows of a table. With an earlier reading `before`, and the seconds since then, counters are
+/// shown per second.
 pub(super) fn rows(view: View, now: &Shown, before: Option<(&Shown, f64)>) -> Vec<Row> {
     match view {
         View::Devices => now.devices.iter().map(|device| of_device(device, before)).collect(),
@@ -157,7 +159,8 @@ fn done(queue: &Seen<'_>) -> [f64; 3] {
     ]
 }
 
-/// How long what it does takes: a disk's requests to be served, a network's packets to be seen.
+/// The latency that is shown of a queue: of a disk, the time to serve a request; of a network
+/// device, the time until the worker sees a packet.
 fn took(queue: &Seen<'_>) -> Summary {
     queue.histogram(if queue.device.kind == "net" { "wait_ns" } else { "serve_ns" })
 }
@@ -172,7 +175,7 @@ fn of_device(device: &DeviceInfo, before: Option<(&Shown, f64)>) -> Row {
         if is_interval {
             done(&queue).iter().zip(&mut sums).for_each(|(more, sum)| *sum += more);
             lost += losses(&queue).fold(0.0, |sum, (_, scaled)| sum + scaled);
-            // The slowest queue's: a guest waits for the queue that it has asked.
+            // A device shows the p99 of its slowest queue: an average would hide that queue.
             p99 = p99.max(took(&queue).p99);
         }
     }

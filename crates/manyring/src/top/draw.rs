@@ -1,4 +1,4 @@
-//! Puts a [`Model`] on a terminal of any size; 80 columns show all of it.
+//! Draws a [`Model`] on a terminal of any size. From 80 columns on, nothing is cut.
 
 use super::columns::{Cell, Row, View};
 use super::model::Model;
@@ -75,7 +75,7 @@ fn footer(model: &Model) -> Paragraph<'static> {
     let text = if model.is_typing {
         format!("names with: {}_   (Enter: done, Esc: all)", model.filter)
     } else {
-        // It stands first, since a narrow terminal cuts the end.
+        // The filter stands first, because a narrow terminal cuts the end of the line.
         let filter = match model.filter.as_str() {
             "" => String::new(),
             text => format!("only {text:?}, Esc all   "),
@@ -125,7 +125,7 @@ fn table(frame: &mut Frame<'_>, area: Rect, model: &Model, rows: &[Row]) {
     frame.render_stateful_widget(table, area, &mut state);
 }
 
-/// The columns that a terminal of this width has room for: a number that is cut would be another.
+/// The columns that fit a terminal of this width. No column is cut: a cut number would be wrong.
 fn whole(columns: &'static [(&'static str, u16)], width: u16) -> &'static [(&'static str, u16)] {
     let mut used = 0;
     let fits = columns.iter().take_while(|(_, width_of_column)| {

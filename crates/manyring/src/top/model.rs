@@ -23,21 +23,21 @@ pub(super) enum Wish {
 pub(super) struct Model {
     pub(super) control: String,
     pub(super) view: View,
-    /// The column that rows are ordered by, of each view.
+    /// The column by which the rows are sorted, for each view.
     sort: [usize; 3],
     reversed: bool,
     pub(super) filter: String,
-    /// Keys go into the filter.
+    /// The user types a filter: keys are appended to it.
     pub(super) is_typing: bool,
     pub(super) is_paused: bool,
     pub(super) is_help: bool,
     /// The key of the chosen row. If no row has that key, the first row is chosen.
     chosen: Option<String>,
-    /// Rows that a page has, as the last drawing found.
+    /// The number of rows on the screen, set by the last drawing.
     pub(super) page: usize,
     now: Option<(Shown, Instant)>,
     before: Option<(Shown, Instant)>,
-    /// Why the last answer did not come.
+    /// Why the daemon did not answer the last time; `None`: it did.
     pub(super) problem: Option<String>,
 }
 
@@ -60,7 +60,8 @@ impl Model {
         }
     }
 
-    /// Takes an answer of the daemon. While the picture stands still, only its absence is noted.
+    /// Handles an answer of the daemon, or the error in its place. While the display is paused, the
+    /// numbers stay as they are.
     pub(super) fn take(&mut self, answer: Result<Shown, String>, at: Instant) {
         match answer {
             Err(problem) => self.problem = Some(problem),
@@ -73,7 +74,7 @@ impl Model {
         }
     }
 
-    /// The rows of the table, as they are ordered and filtered.
+    /// The rows of the table, sorted and filtered.
     pub(super) fn rows(&self) -> Vec<Row> {
         let Some((now, _)) = &self.now else { return Vec::new() };
         let mut rows = rows(self.view, now, self.since());
@@ -110,7 +111,7 @@ impl Model {
         rows.iter().position(is_chosen).unwrap_or(0)
     }
 
-    /// One line: how many devices and workers there are, and what they do together.
+    /// One line with the number of devices and workers, and with their rates together.
     pub(super) fn summary(&self) -> String {
         let Some((now, _)) = &self.now else { return "no answer yet".to_owned() };
         let all = now.devices.len();
@@ -135,7 +136,8 @@ impl Model {
         )
     }
 
-    /// The trouble that needs a look now: an absent daemon, else the first thread that is stuck.
+    /// The line of the alarm: the daemon does not answer, else the first thread that is stuck;
+    /// `None`: neither.
     pub(super) fn alarm(&self) -> Option<String> {
         if let Some(problem) = &self.problem {
             return Some(problem.clone());
@@ -188,7 +190,7 @@ impl Model {
         lines
     }
 
-    /// Does what a key is for.
+    /// Handles a key.
     pub(super) fn press(&mut self, key: KeyEvent) -> Wish {
         let is_control = key.modifiers.contains(KeyModifiers::CONTROL);
         if is_control && key.code == KeyCode::Char('c') {
@@ -245,7 +247,7 @@ impl Model {
         self.sort[place] = (self.sort[place] + step) % self.view.columns().len();
     }
 
-    /// From a device to its queues.
+    /// Shows the queues of the chosen device.
     fn open(&mut self) {
         let rows = self.rows();
         if let (View::Devices, Some(row)) = (self.view, rows.get(self.chosen(&rows))) {
@@ -261,12 +263,12 @@ impl Model {
     }
 }
 
-/// So many of these, in words.
+/// A number with its noun, like `1 queue` or `2 queues`.
 fn several(count: usize, what: &str) -> String {
     format!("{count} {what}{}", if count == 1 { "" } else { "s" })
 }
 
-/// One line about what a device is.
+/// One line that describes a device: name, kind, origin and so on.
 fn what_it_is(device: &DeviceInfo) -> String {
     let DeviceInfo { name, kind, origin, .. } = device;
     let detail = match &device.detail {

@@ -1,6 +1,6 @@
-//! Numbers in few characters: at most six.
+//! Formats numbers in at most six characters.
 
-/// How often, or how many bytes, in a second: 1234, 12.3k, 4.5M, 1.2G.
+/// A rate per second, of requests or bytes: 1234, 12.3k, 4.5M, 1.2G.
 pub(super) fn rate(value: f64) -> String {
     scaled(value, 1000.0, &["", "k", "M", "G", "T"])
 }
@@ -18,12 +18,12 @@ pub(super) fn size(bytes: f64) -> String {
     scaled(bytes, 1024.0, &["B", "KiB", "MiB", "GiB", "TiB", "PiB"])
 }
 
-/// A number of at most three digits with its unit: the smallest unit that needs no more digits, or
-/// four digits without a unit. Numbers of the first unit have no fraction.
+/// A number with the smallest unit of `units` in which it has at most three digits before the
+/// point; without a unit, up to four digits. Numbers in the first unit have no fraction.
 fn scaled(value: f64, step: f64, units: &[&str]) -> String {
     let mut value = value.max(0.0);
     let mut unit = 0;
-    // Four digits without a fraction are as short as three with one.
+    // Where the first unit is empty, four digits fit the place of three digits and a unit.
     let most = if units[0].is_empty() { 9999.5 } else { 999.5 };
     while value >= if unit == 0 { most } else { 999.5 } && unit + 1 < units.len() {
         value /= step;
