@@ -376,8 +376,7 @@ device_table! {
     }
 }
 
-/// Finds a key of a disk or a network device by its name. A key that both tables have has the same
-/// class and numbers in both.
+/// Finds a device's key by its name. A key that both tables have has the same properties in both.
 pub(crate) fn key(name: &str) -> Option<&'static Key> {
     RawBlk::KEYS.iter().chain(RawNet::KEYS).find(|key| key.name == name)
 }

@@ -1,4 +1,5 @@
-//! How a guest arrives: negotiate, map memory, build queues, hand them to a device.
+//! How a guest connects: a transport negotiates, maps memory, builds queues, and hands them to a
+//! device.
 //!
 //! **transport** -> queue -> device -> backend. A transport acts once, when a guest arrives or
 //! leaves. While a guest runs, its queues belong to the device's workers, and no request passes
@@ -6,13 +7,13 @@
 //!
 //! ```text
 //!              vhost_user                              xenbus
-//! who comes    a front-end (VMM) at a unix socket      a guest's front-end, by nodes of xenstore
-//! flows in     messages with file descriptors          nodes, watches, grant references
-//! decides      session.rs: (state, message) ->         state.rs: (state, event) ->
+//! peer         a front-end (VMM) at a unix socket      a guest's front-end, by nodes of xenstore
+//! input        messages with file descriptors          nodes, watches, grant references
+//! decided by   session.rs: (state, message) ->         state.rs: (state, event) ->
 //!                (state, effects, answer)                (state, actions)
-//! carries out  requests.rs, on a manyring_device::     serve.rs, on a Host that maps the grants
+//! done by      requests.rs, on a manyring_device::     serve.rs, on a Host that maps the grants
 //!                Device                                  and starts the rings
-//! flows out    memory, queues, enable, stop -> Device  rings, stop -> Host
+//! output       memory, queues, enable, stop -> Device  rings, stop -> Host
 //!              answers -> the front-end                nodes -> the guest and the tool stack
 //! ```
 //! A caller gives [`vhost_user::serve`] a [`Device`](manyring_device::Device), an
@@ -26,23 +27,23 @@
 //!        -> the front-end leaves, or breaks a rule: every queue stops, its requests end, memory
 //!           is unmapped, file descriptors are closed -> accept
 //! ```
-//! Why it is so, and why it is right:
+//! The decisions behind this:
 //! 1. **The negotiation is pure.** [`Session`](vhost_user::session::Session) and
 //!    [`Back`](xenbus::state::Back) do no I/O, read no clock and own no file descriptor: a test is
 //!    a list of messages, and each order in which a real front-end sends them is one.
-//! 2. **A message is carried out whole, then answered.** Effects are done in their order. What
-//!    takes memory away is answered when no request uses that memory any more.
-//! 3. **A fault of the front-end ends its session** ([`FrontError`](vhost_user::FrontError)), and
-//!    a refused request only itself. The driver's faults are the engine's to find, and stop one
-//!    queue.
-//! 4. **All front-ends share the thread.** So it never waits for one of them: a message must be
+//! 2. **A message is carried out completely, then answered.** Effects are done in their order. A
+//!    message that removes memory is answered only when no request uses that memory any more.
+//! 3. **A fault of the front-end ends its session** ([`FrontError`](vhost_user::FrontError)). A
+//!    request that is refused has no other effect. Faults of the driver are found by the engine,
+//!    and stop one queue.
+//! 4. **All front-ends share one thread.** So it never waits for one of them: a message must be
 //!    whole within 5 seconds, mapping and closing are done by a janitor of the device, and a
 //!    front-end pays for the CPU time of its messages by waiting (`meter.rs`, `pace.rs`).
 //! 5. **A session can outlive its process.** Another process keeps the socket and the session's own
 //!    messages ([`SessionJournal`](vhost_user::SessionJournal)); the next process handles them
 //!    again (`vhost_user/saved_session.rs` argues the order).
 //!
-//! A session as messages, with names in the place of file descriptors:
+//! A session as messages, with names instead of file descriptors:
 //!
 //! ```
 //! use manyring_transport::vhost_user::session::{Answer, Effect, OFFERED, DeviceOffer, Session};
@@ -58,7 +59,7 @@
 //!     session.handle(Header { request, flags: FLAG_VERSION, size }, payload, fds)
 //! };
 //!
-//! // What the device has to offer, what the driver takes of it, and where guest memory lies.
+//! // The features that the device offers, those that the driver accepts, and the guest's memory.
 //! assert!(matches!(send("GET_FEATURES", &[], vec![]).unwrap().answer, Answer::Reply(_)));
 //! let outcome = send("SET_FEATURES", features.as_bytes(), vec![]).unwrap();
 //! assert_eq!(outcome.effects, [Effect::Features(features)]);

@@ -1,4 +1,4 @@
-//! Obeys, answers and consumes a message; goes on with a session whose process has died
+//! Handles, answers and consumes a message; resumes a session whose process has died
 //! (`saved_session.rs`).
 
 use super::requests::{Sent, ServedFrontEnd};
@@ -10,11 +10,13 @@ use manyring_engine::{Event, Origin};
 use std::io::ErrorKind;
 use tokio::sync::mpsc;
 
-/// Bytes of a message that are kept to know it again: more than any message has that is answered.
+/// Bytes of a message's payload that are kept to recognise the message in the socket: more than any
+/// message with an answer has.
 const KNOWN_BY: usize = 64;
 
 impl Server {
-    /// Logs why a session ends whose doorbells block or hold up the threads that write to them.
+    /// Logs why a session ends whose eventfds block the threads that write to them, or make such
+    /// writes slow.
     pub(super) fn tell_blocked(&self, origin: &Origin) {
         let why = match origin.is_costly() {
             true => "one of its eventfds has too many waiters",
@@ -37,7 +39,7 @@ impl Server {
             SessionEnd::Socket(SocketError::Closed) => {
                 tracing::info!(device, "front-end disconnected");
             }
-            // The front-end was killed before it could read an answer.
+            // A front-end that was killed before it read an answer.
             SessionEnd::Socket(SocketError::Io(error))
                 if matches!(error.kind(), ErrorKind::BrokenPipe | ErrorKind::ConnectionReset) =>
             {
@@ -55,11 +57,13 @@ impl Server {
         message: Result<Message, SocketError>,
     ) -> Result<(), SessionEnd> {
         self.meter.count_message();
-        // A disk that does not finish its requests can delay an answer: not for ever.
+        // Requests that a disk does not complete can delay an answer. When the daemon stops, that
+        // is bounded.
         let journal = connection.journal().cloned();
         let given_up = async {
             self.given_up().await;
-            // Another process would go on while this one still does what the message says.
+            // Not if another process resumes the session: it would handle the message again while
+            // this process still carries it out.
             if journal.is_some_and(|journal| journal.quiesces()) {
                 std::future::pending::<()>().await;
             }
@@ -72,7 +76,8 @@ impl Server {
         answered
     }
 
-    /// Obeys a message, answers it, and takes it from the socket if it was only peeked.
+    /// Handles a message, answers it, and consumes it if it was only peeked. The order of these
+    /// steps and of the journal's updates is that of `saved_session.rs`.
     async fn answer(
         &self,
         connection: &mut Connection,
@@ -106,8 +111,8 @@ impl Server {
         Ok(self.meter.check()?)
     }
 
-    /// Goes on with a session that was handed over with all that was kept of it. False: the session
-    /// begins.
+    /// Resumes a session that was handed over with its journal. Returns false if the session is
+    /// new: nothing was saved of it.
     pub(super) async fn resume(
         &self,
         connection: &mut Connection,
@@ -125,12 +130,13 @@ impl Server {
             tracing::info!(device = self.device.name(), messages = count, "session resumed");
         }
         match saved_session.answering {
-            // The answer was sent, if the message is not there any more.
+            // If the message is still in the socket, its answer may or may not have been sent.
             Some(message) if message.is_empty() || connection.begins_with(&message) => {
                 Err(SessionEnd::Unanswered)
             }
             Some(_) => {
-                // The next process of the session must not take another message for this one.
+                // The message is consumed, so its answer was sent. Clear it in the journal: a later
+                // message that begins with the same bytes must not be taken for it.
                 self.meter.of(front.journal_answered()).await;
                 Ok(count > 0)
             }

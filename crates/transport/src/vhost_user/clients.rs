@@ -1,5 +1,4 @@
-//! `Endpoint`: where the front-end of a device comes from; `ClientSource`: the clients that connect
-//! there.
+//! `Endpoint`: how a device gets its front-end; `ClientSource`: accepts the clients that connect.
 
 use super::saved_session::Client;
 use super::{Listener, SocketPermissions};
@@ -13,24 +12,24 @@ use std::task::{Context, Poll, ready};
 use tokio::net::UnixListener;
 use tokio::sync::mpsc;
 
-/// Where the front-end comes from.
+/// How a device gets its front-end.
 #[derive(Debug)]
 pub enum Endpoint {
-    /// We listen (server mode); the socket's name appears when the device can serve.
+    /// The device listens (server mode). The socket's path appears when the device can be served.
     Listen {
-        /// The socket's name.
+        /// The path of the socket.
         path: PathBuf,
         /// Who may connect.
         permissions: SocketPermissions,
     },
-    /// A socket that listens already, under its name.
+    /// A socket that listens already, at its path.
     Bound(Listener),
-    /// The front-end listens (client mode); we connect, and again after each session.
+    /// The front-end listens (client mode). The device connects, and reconnects after each session.
     Connect {
-        /// The socket's name.
+        /// The path of the socket.
         path: PathBuf,
     },
-    /// A socket that was handed in: it listens, or is connected already.
+    /// An inherited socket, which listens or is connected.
     Inherited {
         /// The socket.
         socket: rustix::fd::OwnedFd,
@@ -47,7 +46,8 @@ pub(super) enum ClientSource {
 }
 
 impl ClientSource {
-    /// The next client. If those who hand clients over are gone, this waits for ever.
+    /// Accepts the next client. If the process or task that hands clients over has ended, this
+    /// waits for ever.
     pub(super) async fn accept(&self) -> io::Result<Client> {
         poll_fn(|context| self.poll_accept(context)).await
     }
@@ -68,8 +68,8 @@ impl ClientSource {
     }
 }
 
-/// Connects to the socket at `path`, or fails: a front-end that is slow to accept is not waited
-/// for, only the file system in which the name is looked up.
+/// Connects to the socket at `path`. Does not wait if the front-end is slow to accept, but may
+/// block if the file system of the path does not respond.
 ///
 /// # Errors
 /// `ENOENT`, `ECONNREFUSED`: nobody listens. `EAGAIN`: the front-end does not accept now.

@@ -1,7 +1,7 @@
 //! `InflightRegion`: the memory in which a session's rings record their chains in flight.
 //!
-//! The front-end keeps it. It asks for one (`GET_INFLIGHT_FD`), and gives it to this session and to
-//! the next ones (`SET_INFLIGHT_FD`), which may be of other processes.
+//! The front-end asks a session for a region (`GET_INFLIGHT_FD`), keeps it, and passes it to this
+//! session and to the next ones (`SET_INFLIGHT_FD`), which other processes may serve.
 
 use manyring_memory::{Mapping, MemoryError, Words};
 use manyring_queue::{inflight_size, packed_inflight_size};
@@ -13,8 +13,8 @@ use rustix::fs::{
 use std::io;
 use std::sync::Arc;
 
-/// A region that the session has made, since that of the front-end has no place for a ring. It is
-/// for the process that goes on with the session.
+/// A region that the session itself has made, because the front-end's region has no place for a
+/// ring. The process that resumes the session gets it.
 #[derive(Clone, Debug)]
 pub(super) struct OwnRegion {
     pub(super) region: InflightRegion,
@@ -22,7 +22,7 @@ pub(super) struct OwnRegion {
     pub(super) file: Arc<OwnedFd>,
 }
 
-/// The places of the rings lie at multiples of this.
+/// The alignment of the rings' places in a region, in bytes.
 const ALIGN: usize = 64;
 
 /// A region that is mapped.
@@ -35,7 +35,7 @@ pub(super) struct InflightRegion {
 }
 
 impl InflightRegion {
-    /// Maps the bytes of a front-end's file that its rings need. May block.
+    /// Maps as many bytes of the front-end's file as its rings need. May block.
     ///
     /// # Errors
     /// [`MemoryError`]: the file may not be mapped, or is too short.
@@ -53,12 +53,12 @@ impl InflightRegion {
         Ok(Self { mapping, queues, queue_size, is_packed })
     }
 
-    /// True if it was made for packed rings.
+    /// True if the region was made for packed rings.
     pub(super) fn is_packed(&self) -> bool {
         self.is_packed
     }
 
-    /// The largest ring that a place has room for.
+    /// The number of entries of the largest ring for which a place of the region has room.
     pub(super) fn queue_size(&self) -> u16 {
         self.queue_size
     }
@@ -68,8 +68,8 @@ impl InflightRegion {
         if size > self.queue_size { None } else { self.place(index, is_packed) }
     }
 
-    /// The place for the ring of this index, however small. `None`: the region has none, or was
-    /// made for rings of the other format.
+    /// The place for the ring of this index, even if it is too small for the ring. `None`: the
+    /// region has no place for this index, or was made for the other ring format.
     pub(super) fn place(&self, index: usize, is_packed: bool) -> Option<Words> {
         if index >= usize::from(self.queues) || is_packed != self.is_packed {
             return None;
@@ -80,8 +80,8 @@ impl InflightRegion {
     }
 }
 
-/// Makes a region of zeroes for a front-end, whose rings are packed or not. Nobody can make it
-/// shorter or longer.
+/// Makes a region of zeroes for a front-end with packed or split rings. Its file is sealed, so that
+/// nobody can make it shorter or longer.
 ///
 /// # Errors
 /// The kernel has no memory or no file descriptor left.
@@ -94,16 +94,16 @@ pub(super) fn make(area: InflightArea, is_packed: bool) -> io::Result<(InflightA
     Ok((InflightArea { size, offset: 0, queues, queue_size, padding }, file))
 }
 
-/// Empties the place of a ring in the file of a region that [`make`] has made: the next ring there
-/// begins anew. If the kernel has no memory for that, the ring finds a record of another one, and
-/// does not start.
+/// Zeroes the place of a ring in the file of a region that [`make`] has made, so that the next ring
+/// there begins without chains in flight. If the kernel has no memory for that, the ring finds the
+/// record of another ring, and does not start.
 pub(super) fn forget(file: impl AsFd, area: InflightArea, index: usize, is_packed: bool) {
     let stride = stride(area.queue_size, is_packed) as u64;
     let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
     let _ = fallocate(file, flags, index as u64 * stride, stride);
 }
 
-/// Bytes of the place of a ring of this size, packed or not.
+/// The size of the place of a ring with this many entries, in bytes.
 fn place_size(queue_size: u16, is_packed: bool) -> usize {
     if is_packed { packed_inflight_size(queue_size) } else { inflight_size(queue_size) }
 }
@@ -113,7 +113,7 @@ fn stride(queue_size: u16, is_packed: bool) -> usize {
     place_size(queue_size, is_packed).next_multiple_of(ALIGN)
 }
 
-/// Bytes of a region with a place for each of this many rings.
+/// The size of a region with a place for each of this many rings, in bytes.
 fn size_of(queues: u16, queue_size: u16, is_packed: bool) -> u64 {
     u64::from(queues) * stride(queue_size, is_packed) as u64
 }

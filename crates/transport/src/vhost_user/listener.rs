@@ -1,9 +1,9 @@
-//! The socket's name. It is created by rename, so that it appears only when the socket listens.
+//! Creates listening sockets. A socket gets its path by rename, so the path appears only when the
+//! socket listens.
 //!
-//! Others may be able to write to the socket's folder. So the socket is bound in a folder of its
-//! own that only this process's user may enter, gets its owner and mode there, and is then renamed:
-//! an attacker who replaces a name in the shared folder cannot have this process change another
-//! file.
+//! Other users may write to the socket's folder. So the socket is bound in a private folder that
+//! only this process's user may enter, gets its owner and mode there, and is then renamed: an
+//! attacker cannot replace it by a link to a file whose owner and mode would then be changed.
 
 mod removal;
 
@@ -72,8 +72,8 @@ fn lacks(errno: Errno) -> &'static str {
 /// listens there.
 ///
 /// # Errors
-/// [`ListenError`], one for each reason. `Taken` may pass: a killed process holds its sockets until
-/// the last of its threads has ended.
+/// [`ListenError`]: why no socket can be created at the path. After `Taken` another attempt may
+/// succeed: the sockets of a killed process stay open until its last thread has ended.
 pub fn check_path(path: &Path) -> Result<(), ListenError> {
     look_at_path(path)?;
     if !std::fs::symlink_metadata(path).is_ok_and(|found| found.file_type().is_socket()) {
@@ -88,8 +88,8 @@ pub fn check_path(path: &Path) -> Result<(), ListenError> {
     }
 }
 
-/// Looks at a path, whether or not a process listens there: its length, its folder, and that
-/// nothing but a socket has its name. Asks no process.
+/// Checks a path without probing whether a process listens there: its length, its folder, and that
+/// the path names a socket or nothing.
 ///
 /// # Errors
 /// As [`check_path`], but for `Taken`.
@@ -111,8 +111,8 @@ pub fn look_at_path(path: &Path) -> Result<(), ListenError> {
     }
 }
 
-/// Refuses a folder in which everybody may replace the names of others: clients would connect to
-/// the socket of an attacker who has replaced the name.
+/// Refuses a folder in which every user may replace files of others: an attacker could replace the
+/// socket by one of his own, to which clients would connect.
 fn check_folder(path: &Path, folder: &std::fs::Metadata) -> Result<(), ListenError> {
     const STICKY: u32 = 0o1000;
     const ALL_WRITE: u32 = 0o002;
@@ -127,12 +127,12 @@ fn at_io(path: &Path, source: io::Error) -> ListenError {
     ListenError::Io { path: path.to_path_buf(), source }
 }
 
-/// True if no process holds the socket: a killed process has left its name.
+/// True if no process has the socket at the path open: a killed process has left the path behind.
 ///
-/// The probe is a datagram socket. The kernel first looks for the socket behind the name
-/// (`ECONNREFUSED`: no process has it), and then compares the types (`EPROTOTYPE`: a process has
-/// it, and it is a stream socket, as ours are). So a process that listens there sees no connection.
-/// It would take one for a client, and a back-end that serves only one session would end with it.
+/// The probe is a datagram socket. The kernel first looks for the socket behind the path
+/// (`ECONNREFUSED`: no process has it open), and then compares the types (`EPROTOTYPE`: a process
+/// has it open, and it is a stream socket, like ours). So a process that listens there sees no
+/// connection, which it would serve as a client: a one-off back-end would end after that.
 fn is_stale(path: &Path) -> Result<bool, Errno> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let probe = rustix::net::socket_with(AddressFamily::UNIX, SocketType::DGRAM, flags, None)?;
@@ -147,7 +147,7 @@ fn folder_of(path: &Path) -> &Path {
     path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
-/// A listening socket with a name.
+/// A listening socket at its path.
 #[derive(Debug)]
 pub struct Listener {
     socket: UnixListener,
@@ -155,24 +155,25 @@ pub struct Listener {
     name: Option<SocketName>,
 }
 
-/// The name of a socket. It is removed when this is dropped, unless another socket has it by then.
+/// The path of a socket. Dropping this unlinks the path, unless it names another socket by then.
 #[derive(Debug)]
 pub struct SocketName {
     path: PathBuf,
     device: u64,
     inode: u64,
-    /// While this is set the name stays: somebody else has the socket too, and goes on with it.
+    /// While this is set, dropping does not unlink the path: another process has the socket open
+    /// too, and continues to serve it.
     stays: Option<Arc<AtomicBool>>,
     is_removed: bool,
     _made: BoundName,
 }
 
-/// How long a name that is removed is waited for.
+/// How long unlinking a path may take before it is no longer waited for.
 const REMOVE_TIMEOUT: Duration = Duration::from_secs(1);
 
 static COUNTER: AtomicU32 = AtomicU32::new(0);
 
-/// A socket that listens, and whose name nobody sees yet. Dropping it removes all that was made.
+/// A socket that listens in its private folder. Dropping it removes the socket and the folder.
 #[derive(Debug)]
 pub struct Unnamed {
     socket: UnixListener,
@@ -181,15 +182,16 @@ pub struct Unnamed {
 }
 
 impl Unnamed {
-    /// Binds in a folder of its own, and sets owner, group and mode there. Needs a tokio runtime.
+    /// Binds the socket in a private folder beside `path`, and sets owner, group and mode there.
+    /// Needs a tokio runtime.
     ///
     /// # Errors
-    /// [`ListenError`], one for each reason; the socket and its folder are removed.
+    /// [`ListenError`]: why the socket cannot be created. Socket and folder are removed.
     pub fn bind(path: &Path, permissions: SocketPermissions) -> Result<Self, ListenError> {
         check_path(path)?;
         let failed = |source: io::Error| at_io(path, source);
         let folder = std::fs::File::open(folder_of(path)).map_err(failed)?;
-        // The folder that is used, not the one that had this path a moment ago.
+        // Check the opened folder: the path may name another folder by now than in `check_path`.
         check_folder(path, &folder.metadata().map_err(failed)?)?;
         path.file_name().ok_or_else(|| failed(Errno::INVAL.into()))?;
         let own = OwnFolder::new(folder, path).map_err(|errno| failed(errno.into()))?;
@@ -199,13 +201,13 @@ impl Unnamed {
         Ok(Self { socket, own, path: path.to_path_buf() })
     }
 
-    /// The name that it will have.
+    /// The path that the socket will have.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Gives the socket its name, in place of a socket that has it.
+    /// Renames the socket to its path, replacing a socket there.
     ///
     /// # Errors
     /// [`ListenError::Io`]; the socket and its folder are removed.
@@ -220,19 +222,19 @@ impl Unnamed {
 }
 
 impl Listener {
-    /// Binds as [`Unnamed::bind`] does, and names the socket. Needs a tokio runtime.
+    /// Binds as [`Unnamed::bind`] does, and renames the socket to its path. Needs a tokio runtime.
     ///
     /// # Errors
-    /// [`ListenError`], one for each reason; the socket and its folder are removed.
+    /// [`ListenError`]: why the socket cannot be created. Socket and folder are removed.
     pub fn bind(path: &Path, permissions: SocketPermissions) -> Result<Self, ListenError> {
         Unnamed::bind(path, permissions)?.publish()
     }
 
-    /// Binds as [`Self::bind`] does, on a thread of its own, since the folder can be on a host that
-    /// does not answer: then the log names the thread with the `device`.
+    /// Binds as [`Self::bind`] does, on a thread of its own, since the file system of the folder
+    /// may not respond. `device` is the name under which such a blocked thread is logged.
     ///
     /// # Errors
-    /// [`ListenError`].
+    /// Those of [`Self::bind`], and [`ListenError::Slow`]: no thread is available.
     pub async fn bind_aside(
         device: &str,
         path: PathBuf,
@@ -248,11 +250,11 @@ impl Listener {
         bound.ok_or_else(failed)?
     }
 
-    /// Takes a socket over that listens already, and was bound by another process. With `owns_name`
-    /// the name goes with it, as if it had been made here. Needs a tokio runtime.
+    /// Adopts a listening socket that another process has bound. With `owns_name`, dropping the
+    /// listener unlinks the path, as if the socket had been bound here. Needs a tokio runtime.
     ///
     /// # Errors
-    /// [`ListenError::Io`]: it does not listen; or the name is to be owned, and is gone.
+    /// [`ListenError::Io`]: the socket does not listen; or, with `owns_name`, the path is gone.
     pub fn adopt(socket: OwnedFd, path: &Path, owns_name: bool) -> Result<Self, ListenError> {
         let failed = |source: io::Error| at_io(path, source);
         if !rustix::net::sockopt::socket_acceptconn(&socket).map_err(|e| failed(e.into()))? {
@@ -270,54 +272,54 @@ impl Listener {
         Ok(Self { socket, path, name: Some(name) })
     }
 
-    /// Keeps the name on drop while `stays` is set: another process holds the socket, and goes on
-    /// with it.
+    /// While `stays` is set, dropping the listener does not unlink the path: another process has
+    /// the socket open, and continues to serve it.
     pub fn set_stays(&mut self, stays: Arc<AtomicBool>) {
         if let Some(name) = &mut self.name {
             name.stays = Some(stays);
         }
     }
 
-    /// Device and inode of the name, by which the socket can be known again; `None` if the name is
-    /// another process's.
+    /// Device and inode of the path, which identify the socket; `None` if the path belongs to
+    /// another process.
     #[must_use]
     pub fn identity(&self) -> Option<(u64, u64)> {
         self.name.as_ref().map(|name| (name.device, name.inode))
     }
 
-    /// The socket, to accept from.
+    /// The listening socket.
     #[must_use]
     pub fn socket(&self) -> &UnixListener {
         &self.socket
     }
 
-    /// The socket's name, for people.
+    /// The socket's path, for messages.
     #[must_use]
     pub fn path(&self) -> std::path::Display<'_> {
         self.path.display()
     }
 
-    /// The socket without its name, to be closed by the janitor: with it the kernel closes the fds
-    /// that clients have sent and whose connections nobody has accepted, which may block.
+    /// The socket alone. A janitor must close it, which may block: the kernel also closes the
+    /// descriptors that clients have sent on connections which nobody has accepted.
     #[must_use]
     pub fn into_socket(self) -> UnixListener {
         self.socket
     }
 
-    /// The path of the socket's name; `None` if the name is another process's.
+    /// The path that dropping the listener unlinks; `None` if the path belongs to another process.
     #[must_use]
     pub fn own_path(&self) -> Option<&Path> {
         self.name.as_ref().map(|name| name.path.as_path())
     }
 
-    /// Takes the name, so that it can be removed before the socket is closed.
+    /// Takes the path out, so that it can be unlinked before the socket is closed.
     pub fn take_name(&mut self) -> Option<SocketName> {
         self.name.take()
     }
 }
 
-/// A folder beside the socket's name in which only this process's user can have any name. It is
-/// removed on drop, with all names in it.
+/// A private folder beside the socket's path, in which only this process's user can create files.
+/// Dropping it removes the folder with its socket.
 #[derive(Debug)]
 struct OwnFolder {
     names: Arc<Names>,
@@ -332,20 +334,20 @@ struct Names {
     folder: OwnedFd,
 }
 
-/// Names of such folders that are tried.
+/// How many names are tried for a private folder.
 const NAMES_MAX: u32 = 1000;
-/// The socket's name in its own folder.
+/// The socket's name in its private folder.
 const OWN_NAME: &str = "s";
 
 impl OwnFolder {
-    /// For the socket that gets the name `path`.
+    /// Creates the private folder of the socket that will get the path `path`.
     fn new(parent: std::fs::File, path: &Path) -> Result<Self, Errno> {
         let made = BoundName::new(path.to_path_buf());
         let name = Self::make(&parent)?;
         let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let folder = rustix::fs::openat(&parent, &name, flags, Mode::empty())?;
         let stat = rustix::fs::fstat(&folder)?;
-        // Somebody may have put another folder in its place.
+        // Another user may have replaced the folder since it was created.
         let is_own = stat.st_uid == rustix::process::geteuid().as_raw();
         if !is_own || stat.st_mode & 0o077 != 0 {
             return Err(Errno::PERM);
@@ -353,14 +355,14 @@ impl OwnFolder {
         Ok(Self { names: Arc::new(Names { parent, name, folder }), is_removed: false, _made: made })
     }
 
-    /// Removes it at once. May block.
+    /// Removes the folder at once. May block.
     fn remove(&mut self) {
         self.names.remove();
         self.is_removed = true;
     }
 
-    /// Makes the folder, by the first name that is free: a process of the same number that was
-    /// killed may have left its own, as every daemon in a container of its own has number 1.
+    /// Creates the folder with the first free name. A killed process with the same process id may
+    /// have left its folder behind: in a container, every daemon has process id 1.
     fn make(parent: &std::fs::File) -> Result<String, Errno> {
         let mut made = Err(Errno::EXIST);
         for _ in 0..NAMES_MAX {
@@ -374,14 +376,14 @@ impl OwnFolder {
         made
     }
 
-    /// Binds to a name in the folder by the folder's fd: its path could be longer than
-    /// [`PATH_LEN_MAX`], and a user who may write to the parent could rename it.
+    /// Binds a socket by the folder's descriptor: the folder's path could be longer than
+    /// [`PATH_LEN_MAX`], and a user who may write to the parent could rename the folder.
     fn bind(&self) -> io::Result<UnixListener> {
         let number = self.names.folder.as_raw_fd();
         UnixListener::bind(format!("/proc/self/fd/{number}/{OWN_NAME}"))
     }
 
-    /// Gives the socket to its group and its owner; `path` is the name that it will have.
+    /// Sets group and owner of the socket. `path` is the path that errors name.
     fn give(&self, path: &Path, permissions: SocketPermissions) -> Result<(), ListenError> {
         let SocketPermissions { owner, group, .. } = permissions;
         let own = |owner: Option<u32>, group: Option<u32>| {
@@ -389,8 +391,7 @@ impl OwnFolder {
             chownat(&self.names.folder, OWN_NAME, owner, group, AtFlags::SYMLINK_NOFOLLOW)
         };
         let path = || path.to_path_buf();
-        // First the group: an owner may give the file to one of his groups, but only while he is
-        // the owner.
+        // The group first: without CAP_CHOWN, only the owner of a file may change its group.
         if let Some(group) = group {
             own(None, Some(group)).map_err(|errno| ListenError::Group {
                 path: path(),
@@ -416,7 +417,7 @@ impl OwnFolder {
         mode.map_or(Ok(()), set)
     }
 
-    /// Moves the socket to `name` in the folder beside which this one lies.
+    /// Renames the socket to `name` in the parent folder. Returns the socket's metadata.
     fn publish(&self, name: &OsStr) -> Result<Stat, Errno> {
         let Names { parent, folder, .. } = &*self.names;
         let stat = statat(folder, OWN_NAME, AtFlags::SYMLINK_NOFOLLOW)?;
@@ -442,23 +443,23 @@ impl Drop for OwnFolder {
 }
 
 impl SocketName {
-    /// The name of the socket that somebody has bound to `path`.
+    /// The path of a socket that other code has bound. Dropping the result unlinks it.
     ///
     /// # Errors
-    /// The system's: nothing has this name.
+    /// The path cannot be looked up, for example because nothing is there.
     pub fn at(path: PathBuf) -> io::Result<Self> {
         let found = std::fs::symlink_metadata(&path)?;
         Ok(Self::new(path, found.dev(), found.ino()))
     }
 
-    /// The name with this device and inode.
+    /// The path of the socket with this device and inode.
     fn new(path: PathBuf, device: u64, inode: u64) -> Self {
         let made = BoundName::new(path.clone());
         Self { path, device, inode, stays: None, is_removed: false, _made: made }
     }
 
-    /// Removes the name on a thread of its own, and waits until it is gone: a second at most, if
-    /// the host does not answer. The thread is named with the `device` then.
+    /// Unlinks the path on a thread of its own, and waits for that, for a second at most. `device`
+    /// is the name under which a blocked thread is logged.
     pub async fn removed(mut self, device: &str) {
         let path = self.path.clone();
         let gone = aside_for(device, move || self.remove());
@@ -469,14 +470,14 @@ impl SocketName {
 }
 
 impl SocketName {
-    /// Removes it at once. May block.
+    /// Unlinks the path at once. May block.
     fn remove(&mut self) {
         remove_socket(&self.path, self.device, self.inode, self.stays.as_deref());
         self.is_removed = true;
     }
 }
 
-/// Removes the name of a socket, if it is still that of this socket: device and inode.
+/// Unlinks a path, if it still names the socket with this device and inode, and `stays` is not set.
 fn remove_socket(path: &Path, device: u64, inode: u64, stays: Option<&AtomicBool>) {
     if stays.is_none_or(|stays| !stays.load(Ordering::Relaxed)) {
         remove_name(path, device, inode);

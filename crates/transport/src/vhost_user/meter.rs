@@ -1,12 +1,12 @@
-//! `Meter`: charges the front-ends of a device for their messages, and makes them wait until they
-//! have paid.
+//! `Meter`: measures the CPU time of a device's messages, and delays the next message of its
+//! front-ends while they have used more than their share (`pace.rs`).
 //!
 //! ```text
 //! paid? -> a piece of a message is read -> .. -> handled -> answered -> paid? -> the next message
 //!            \-- each step is charged the CPU time that it took ------/
 //! ```
-//! A front-end decides what each step costs: reading a byte, or sending a reply, walks all waiters
-//! that it has put on its own end of the socket, and these may be millions.
+//! A front-end can make each step expensive: reading a byte, or sending a reply, walks all waiters
+//! that the front-end has put on its own end of the socket, and these may be millions.
 
 use super::pace::Pace;
 use super::socket_error::SocketError;
@@ -23,7 +23,7 @@ pub(super) struct Meter {
     device: String,
     /// The CPU time of the calling thread.
     cpu_time: fn() -> Duration,
-    /// Its jobs are charged too.
+    /// The janitor, whose jobs for this device are charged too.
     janitor: Arc<Janitor>,
     pace: Mutex<Pace>,
 }
@@ -69,20 +69,21 @@ impl Meter {
         self.with_pace(Pace::begin_message);
     }
 
-    /// Does `step`, and charges the message for it.
+    /// Runs `step`, and charges its CPU time to the current message.
     pub(super) fn measure<T>(&self, step: impl FnOnce() -> T) -> T {
         let (result, took) = self.timed(step);
         self.with_pace(|pace| pace.charge_message(took, Instant::now()));
         result
     }
 
-    /// Completes `work`, and charges the message for it.
+    /// Runs `work` to its end, and charges its CPU time to the current message.
     pub(super) async fn of<T>(&self, work: impl Future<Output = T>) -> T {
         let mut work = pin!(work);
         std::future::poll_fn(|context| self.measure(|| work.as_mut().poll(context))).await
     }
 
-    /// Completes `work`, which belongs to no message, and charges the front-ends for it.
+    /// Runs `work`, which belongs to no message, to its end, and charges its CPU time to the
+    /// device.
     pub(super) async fn charged<T>(&self, work: impl Future<Output = T>) -> T {
         let mut work = pin!(work);
         std::future::poll_fn(|context| {

@@ -1,12 +1,13 @@
-//! vhost-user: one socket, one device; server and client mode; listens again for ever.
+//! vhost-user: serves one device at one socket, in server or client mode, to one front-end after
+//! another.
 //!
 //! ```text
 //! accept -> session: message -> effects -> reply, until the front-end leaves or breaks a rule
 //!        -> tear down: every queue stops, memory is unmapped -> accept
 //! ```
-//! A client is refused only while a session runs whose front-end has not left. A client that comes
-//! while the old session is torn down waits, since QEMU never connects again to a socket that
-//! closed its connection. Waiting clients that have left by then are passed over.
+//! A client is refused only while a session runs whose front-end is still connected. A client that
+//! connects while the old session is torn down waits, since QEMU does not reconnect to a socket
+//! that has closed its connection. Waiting clients that have disconnected meanwhile are skipped.
 
 mod answer;
 mod clients;
@@ -61,7 +62,7 @@ pub struct ServeOptions {
     pub handshake_timeout: Duration,
     /// The rules for the files and the size of the guest's memory.
     pub memory: MemoryRules,
-    /// The CPU time that the calling thread has used: the front-end is charged for it.
+    /// Returns the CPU time that the calling thread has used, for which front-ends are charged.
     pub cpu_time: fn() -> Duration,
 }
 
@@ -80,21 +81,22 @@ impl Default for ServeOptions {
 const BACK_OFF: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(2));
 /// How long the file descriptors of a session may take to close before it is logged.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
-/// How long a second client waits before it is refused: the first one may be about to leave. A
-/// front-end that has closed its socket still holds it while a process that it has forked has not
-/// called exec.
+/// How long a second client waits before it is refused: the first one may be about to disconnect.
+/// A front-end's socket stays open after it was closed, while a process that the front-end has
+/// forked has not called exec.
 const DOUBT: Duration = Duration::from_millis(50);
 /// Longest wait for requests in flight when the daemon stops.
 const STOP_TIMEOUT: Duration = Duration::from_secs(1);
-/// Events that can wait for the session: two for each of 256 queues. Further ones are only counted.
+/// The most events that wait for the session: two for each of 256 queues. Further events are
+/// counted, but not logged.
 const EVENTS_MAX: usize = 512;
 
 /// Whether a session is open, for the control API.
 pub type Connected = watch::Sender<bool>;
 
-/// Serves `device` at `endpoint` until `stop` turns true. Then the socket's name is removed, so
-/// that no client connects to a daemon that ends, and an open session stops its queues. Requests
-/// that a disk does not finish within a second are given up.
+/// Serves `device` at `endpoint` until `stop` turns true. Then the socket is unlinked, so that no
+/// client connects to a daemon that ends, and an open session stops its queues. Requests that a
+/// disk does not complete within a second are abandoned.
 ///
 /// # Errors
 /// [`ListenError`]: the socket cannot be listened on; nothing was created.
@@ -134,10 +136,10 @@ struct Server {
     stop: watch::Receiver<bool>,
     /// Checks and closes the file descriptors that front-ends send.
     janitor: Arc<Janitor>,
-    /// How many messages the front-ends of this device may send, and what they may cost, over all
-    /// sessions.
+    /// Limits the number of messages that the front-ends of this device send, and their CPU time,
+    /// over all sessions.
     meter: Meter,
-    /// When requests in flight are given up, once the daemon stops.
+    /// The time at which requests in flight are abandoned, once the daemon stops.
     deadline: OnceLock<Instant>,
 }
 
@@ -154,7 +156,7 @@ impl Server {
         tokio::time::sleep_until(*deadline).await;
     }
 
-    /// Serves those who connect. The name is removed as soon as the daemon stops.
+    /// Serves the clients of a listening socket. Unlinks the socket as soon as the daemon stops.
     async fn listen(&self, mut listener: Listener) {
         tracing::info!(device = self.device.name(), path = %listener.path(), "listening");
         let name = listener.take_name();
@@ -184,12 +186,12 @@ impl Server {
                 stream = self.next(clients, waiting.take()) => stream,
                 () = self.stopped() => return,
             });
-            // Sessions take memory of their own: of a thousand devices most have none.
+            // Boxed: the future is large, and most of a thousand devices have no session.
             let mut run = Box::pin(self.run(stream.clone()));
             let mut doubt = None;
             let ended = loop {
                 tokio::select! {
-                    // The end of the session is seen before the next client.
+                    // The end of the session comes before the next client, which waits for it.
                     biased;
                     ended = &mut run => break ended,
                     // One client waits here. Further ones stay in the kernel's backlog.
@@ -228,9 +230,9 @@ impl Server {
         }
     }
 
-    /// The next client to serve: the one that waits, or the next one that connects. A client that
-    /// has left is passed over if another one is behind it. The last client gets a session even if
-    /// it has left: the session logs how it ended.
+    /// The next client to serve: `waiting`, or the next one that connects. A client that has
+    /// disconnected is skipped if there is another one behind it. The last client gets a session
+    /// even if it has disconnected, so that its end is logged.
     async fn next(&self, clients: &ClientSource, waiting: Option<ForeignStream>) -> ForeignStream {
         let mut next = match waiting {
             Some(stream) => stream,
@@ -292,8 +294,8 @@ impl Server {
         }
     }
 
-    /// Connects on a thread of its own: the file system in which the name is looked up may not
-    /// answer, and the daemon's stop does not wait for it.
+    /// Connects on a thread of its own: the file system of the path may not respond, and the end of
+    /// the daemon does not wait for it.
     async fn connect(&self, path: &std::path::Path) -> std::io::Result<UnixStream> {
         let path = path.to_path_buf();
         let stream = tokio::select! {
@@ -336,7 +338,8 @@ impl Server {
                 "the queues of a closed session are still stopping",
                 self.meter.charged(front.tear_down()),
             ) => {}
-            // Another process serves the rings next: no request may be under way here by then.
+            // Not if another process serves the rings next: it must not start while requests of
+            // this process are in flight.
             () = self.given_up(), if !quiesces => {
                 let device = self.device.name();
                 tracing::warn!(device, "requests in flight did not complete; abandoning them");
@@ -357,8 +360,8 @@ impl Server {
     }
 
     /// Returns when all file descriptors of a session are closed. The next session begins only
-    /// then, so that a front-end can hold up no more than the device's janitor and the fds of one
-    /// session.
+    /// then, so that a front-end whose descriptors block on close ties up at most the device's
+    /// janitor and the descriptors of one session.
     async fn closed(&self) {
         if tokio::time::timeout(CLOSE_TIMEOUT, self.janitor.idle()).await.is_err() {
             let device = self.device.name();
@@ -367,7 +370,7 @@ impl Server {
         }
     }
 
-    /// Runs a session until it ends. The caller must tear down what it returns.
+    /// Runs a session until it ends. The caller must pass the result to [`Self::tear_down`].
     async fn run(&self, stream: Arc<ForeignStream>) -> Ended {
         let ended = self.run_to_stop(stream.clone()).await;
         if !ended.connection.as_ref().is_some_and(Connection::quiesces) {
@@ -394,7 +397,8 @@ impl Server {
         match self.resume(&mut connection, &mut front).await {
             Ok(false) => {}
             Ok(true) => {
-                // Its handshake was long ago. What has changed since then, nobody has told it.
+                // A resumed session: its handshake is over, and it may have missed a change of the
+                // configuration space.
                 silence = None;
                 changes.mark_changed();
             }
@@ -431,8 +435,7 @@ impl Server {
                     return Ended { front, connection: None, origin };
                 }
                 () = passed(start_due) => {
-                    // The device may wait long for the host; the end of the daemon does not wait
-                    // for that.
+                    // The start may wait long for the host, but not once the daemon ends.
                     tokio::select! {
                         () = self.meter.charged(front.start_waiting()) => {}
                         () = self.given_up() => {}
@@ -488,7 +491,7 @@ enum SessionEnd {
     Unanswered,
 }
 
-/// Returns at `time`; never if it is `None`.
+/// Returns at `time`; never returns if `time` is `None`.
 async fn passed(time: Option<Instant>) {
     match time {
         Some(time) => tokio::time::sleep_until(time).await,

@@ -1,16 +1,16 @@
-//! `Pace`: how many messages the front-ends of a device may send, and what these may cost.
+//! `Pace`: limits how many messages the front-ends of a device send, and their CPU time.
 //!
-//! All sessions share the thread that reads messages, and each message can be an order to a worker
-//! that serves other guests too. A front-end sends some seven messages for each queue when its
-//! guest starts, and hardly any while it runs. A front-end that sends messages without end, or
-//! connects again and again, would take a CPU from all others. So a device reads [`AT_ONCE`]
-//! messages at once, and then one in [`EACH`]. Further messages stay in the socket, until the
-//! front-end cannot send any more and waits.
+//! All sessions share the thread that reads messages, and each message can cause an order to a
+//! worker that serves other guests too. A front-end sends some seven messages for each queue when
+//! its guest starts, and hardly any while the guest runs. A front-end that sends messages without
+//! end, or reconnects in a loop, would take a CPU from all others. So a device reads [`AT_ONCE`]
+//! messages at once, and then one per [`EACH`]. Further messages stay in the socket, until its
+//! buffer is full and the front-end blocks.
 //!
 //! A message costs some tens of microseconds of CPU time, unless its front-end makes it cost more.
-//! So the messages of a device have [`CREDIT`] at once, and then one part in [`SHARE`] of the time.
-//! That slows a front-end down between two messages; it does not shorten a single one. Hence a
-//! session ends at the second message that takes longer than [`LONG`].
+//! So the messages of a device may use [`CREDIT`] of CPU time at once, and then one part in
+//! [`SHARE`] of the elapsed time. This delays the next message, but does not shorten the present
+//! one: so a session ends at the second message that takes longer than [`LONG`].
 
 use manyring_engine::Rate;
 use std::time::Duration;
@@ -20,39 +20,39 @@ use tokio::time::Instant;
 pub(super) const AT_ONCE: u32 = 8192;
 /// The time after which one more message may come.
 pub(super) const EACH: Duration = Duration::from_millis(1);
-/// A client that connects counts as this many messages: a session is made and torn down for it.
+/// A client that connects counts as this many messages: a session is set up and torn down for it.
 const CLIENT: u32 = 16;
-/// How much slower than released programs those are that are built for tests.
+/// How much slower a debug build is than a release build.
 const SLOWER: u64 = if cfg!(debug_assertions) { 10 } else { 1 };
 /// CPU time that messages may take at once: twenty times what three starts of a guest with 256
 /// queues take.
 pub(super) const CREDIT: Duration = Duration::from_secs(SLOWER);
 /// Beyond that, messages may take one part in this many of the time.
 pub(super) const SHARE: u32 = 20;
-/// CPU time of a message that is far too long.
+/// A message that takes more CPU time than this is far too long.
 pub(super) const LONG: Duration = Duration::from_millis(50 * SLOWER);
-/// A session ends at a second message that is far too long within this time. The first one may be
-/// no fault of the front-end: where the host is itself a guest, CPU time that its own host takes
-/// away can count as the thread's.
+/// A session ends at the second message within this time that is far too long. The first one may be
+/// no fault of the front-end: if the host is itself a guest, time that its hypervisor steals can be
+/// counted as CPU time of the thread.
 const REMEMBERED: Duration = Duration::from_secs(600);
-/// The most that one charge counts after a message that was far too long. A clock that jumps must
-/// not shut a device for hours.
+/// The most that one charge counts after a message that was far too long, so that a jump of the
+/// clock does not block a device for hours.
 const COST_MAX: Duration = Duration::from_secs(60);
 
 /// The messages of a device, over all of its sessions.
 #[derive(Debug)]
 pub(super) struct Pace {
-    /// Messages, by their number.
+    /// Limits the number of messages.
     count: Rate,
     /// It was logged that messages must wait, and the front-ends have not rested since.
     is_told: bool,
-    /// Messages, by the CPU time that they take.
+    /// Limits the CPU time of messages.
     cost: Rate,
     /// CPU time of the current message.
     message: Duration,
     /// When a message was last found to be far too long.
     long_at: Option<Instant>,
-    /// The current message is the second one.
+    /// The current message is the second one that was far too long.
     is_over: bool,
 }
 
@@ -68,14 +68,14 @@ impl Pace {
         }
     }
 
-    /// When the next piece of a message may be read; at once if that time has passed.
+    /// The time from which on the next piece of a message may be read; it may have passed.
     pub(super) fn due(&self) -> Instant {
         self.count.due().max(self.cost.due())
     }
 
     /// Charges CPU time that belongs to no message.
     pub(super) fn charge(&mut self, took: Duration, now: Instant) {
-        // One jump of the clock alone makes nobody wait.
+        // A single jump of the clock is charged as CREDIT at most, which delays nobody.
         let most = if self.remembers(now) { COST_MAX } else { CREDIT };
         self.rest(now);
         self.cost.charge(took.min(most) * SHARE, now);
@@ -106,8 +106,8 @@ impl Pace {
         self.long_at.is_some_and(|at| now.saturating_duration_since(at) < REMEMBERED)
     }
 
-    /// Notes that a message must wait. Returns why, if this is to be logged: it was not since the
-    /// front-ends last rested.
+    /// Called when a message must wait. Returns the reason to log, once until the front-ends have
+    /// rested.
     pub(super) fn note_wait(&mut self) -> Option<&'static str> {
         let was_told = std::mem::replace(&mut self.is_told, true);
         (!was_told).then(|| match self.count.due() < self.cost.due() {
@@ -131,7 +131,7 @@ impl Pace {
         self.count.charge(EACH * messages, now);
     }
 
-    /// Notes whether the front-ends have rested until `now`: then the next wait is logged again.
+    /// Checks whether the front-ends have rested until `now`: then the next wait is logged again.
     fn rest(&mut self, now: Instant) {
         self.is_told &= !(self.count.is_rested(now) && self.cost.is_rested(now));
     }

@@ -68,14 +68,14 @@ pub(super) struct ServedFrontEnd {
     own_inflight: Option<OwnRegion>,
     /// The operator was told that a ring does not fit the front-end's region.
     is_unfit_told: bool,
-    /// The vrings that the host lacks something for.
+    /// The vrings whose start has failed for a shortage of the host, and is retried.
     waiting: Waiting,
-    /// The device's state on its way.
+    /// A transfer of the device's state that the front-end has begun.
     transfer: Option<Transfer>,
     channel: Option<Channel>,
     events: mpsc::Sender<Event>,
     janitor: Arc<Janitor>,
-    /// The notes for the process that goes on with the session; `None`: nobody keeps notes.
+    /// Writes the journal for the process that resumes the session; `None`: there is no journal.
     journal_writer: Option<JournalWriter>,
 }
 
@@ -111,7 +111,7 @@ impl ServedFrontEnd {
         }
     }
 
-    /// What the front-end has not sent, if no ring is served for want of it.
+    /// The messages that the front-end has not sent, if no ring is served because of that.
     pub(super) fn unsent(&self) -> Option<Unsent> {
         self.session.unsent()
     }
@@ -154,7 +154,8 @@ impl ServedFrontEnd {
         Ok(Some(Sent { bytes: reply.message(header.request), fd }))
     }
 
-    /// Lets a transfer of the device's state go on; never returns. It may be dropped at any time.
+    /// Drives a transfer of the device's state; never returns. The future may be dropped at any
+    /// time.
     pub(super) async fn transfer_state(&mut self) {
         match &mut self.transfer {
             Some(transfer) => transfer.go_on().await,
@@ -162,7 +163,8 @@ impl ServedFrontEnd {
         }
     }
 
-    /// Begins to save the device's state, or to load one. False: the fd is not fit for it.
+    /// Begins to save or load the device's state. Returns false if the descriptor cannot be used
+    /// for that.
     async fn begin_transfer(&mut self, fd: ForeignFd, is_save: bool) -> bool {
         let save = is_save.then_some(&*self.device);
         let begun = Transfer::begin(self.janitor.clone(), fd, save).await;
@@ -171,8 +173,9 @@ impl ServedFrontEnd {
         self.transfer.is_some()
     }
 
-    /// The front-end asks for the result of a transfer. True if the front-end has the state that
-    /// was saved, or if the device, of which no ring may run, has taken one.
+    /// Ends a transfer, whose result the front-end asks for. Returns true if all of the state was
+    /// written to the front-end, or if the device has restored the state that it sent. Restoring
+    /// fails unless the device is suspended: no ring runs.
     async fn end_transfer(&mut self, is_suspended: bool) -> bool {
         let Some(transfer) = self.transfer.take() else { return false };
         let device = self.device.name();
@@ -190,8 +193,9 @@ impl ServedFrontEnd {
         }
     }
 
-    /// The answer to a front-end that gets no in-flight region from this host: an area of no bytes.
-    /// The front-end then gives none, and the device is served without a record.
+    /// The answer to a front-end for which no in-flight region can be created: an area of size 0.
+    /// The front-end then passes no region, and the device is served without a record of its
+    /// requests in flight.
     fn without_region(&self, error: &std::io::Error) -> InflightArea {
         let device = self.device.name();
         tracing::warn!(
@@ -208,7 +212,7 @@ impl ServedFrontEnd {
         Reply::Config(access, bytes)
     }
 
-    /// Carries out one effect. False: it was refused, and the session goes on.
+    /// Carries out one effect. Returns false if it is refused; the session continues.
     async fn apply(&mut self, effect: Effect<ForeignFd>) -> Result<bool, FrontError> {
         match effect {
             Effect::Features(bits) => self.device.set_features(bits).await,
@@ -289,13 +293,13 @@ impl ServedFrontEnd {
         Ok(())
     }
 
-    /// Maps the region that the rings record in when they start again. None of them runs.
+    /// Maps the in-flight region for rings that start from now on; no ring runs now.
     async fn set_inflight(
         &mut self,
         given: Option<(InflightArea, ForeignFd)>,
     ) -> Result<(), FrontError> {
         let mapped = match given {
-            // On the janitor, as guest memory.
+            // On the janitor, since mapping a front-end's file may block.
             Some((area, fd)) => {
                 let is_packed = self.is_packed();
                 let mapped =
@@ -304,15 +308,15 @@ impl ServedFrontEnd {
             }
             None => None,
         };
-        // As of guest memory: the last reference unmaps.
+        // On the janitor too: dropping the last reference unmaps the region.
         self.janitor.dispose(std::mem::replace(&mut self.inflight, mapped));
         self.janitor.dispose(self.own_inflight.take());
         self.is_unfit_told = false;
         Ok(())
     }
 
-    /// Maps the log, and has every running queue mark its writes; returns when no request is left
-    /// that marks nothing, or marks a former log.
+    /// Maps the migration log, and makes every running queue mark its writes in it. Returns when no
+    /// request is in flight that does not mark its writes, or marks them in the former log.
     async fn set_log(&mut self, given: Option<(LogArea, ForeignFd)>) -> Result<(), FrontError> {
         let memory = self.memory.clone();
         let map = move || {
@@ -326,8 +330,8 @@ impl ServedFrontEnd {
         Ok(())
     }
 
-    /// Makes the new snapshot and gives it to every running queue; returns when no queue uses the
-    /// old one.
+    /// Makes a new snapshot of guest memory and gives it to every running queue. Returns when no
+    /// queue uses the old snapshot.
     async fn change_memory(&mut self, change: MemoryChange<ForeignFd>) -> Result<(), FrontError> {
         let (rules, memory) = (self.rules, self.memory.clone());
         // On the janitor, so that a file system which hangs holds up this device only.
@@ -336,7 +340,8 @@ impl ServedFrontEnd {
         Ok(())
     }
 
-    /// Has every running queue use a snapshot of guest memory. True if it has a log.
+    /// Makes every running queue use a snapshot of guest memory. Returns whether the snapshot has a
+    /// log.
     async fn use_memory(&mut self, memory: Arc<GuestMemory>) -> bool {
         let former = std::mem::replace(&mut self.memory, memory);
         for index in 0..self.vrings.len() {
@@ -350,8 +355,8 @@ impl ServedFrontEnd {
         self.memory.log().is_some()
     }
 
-    /// Tells a running queue where its ring lies now. False: the ring is not in guest memory, and
-    /// the queue was stopped.
+    /// Gives a running queue the present snapshot of memory and the addresses of its ring. Returns
+    /// false if the ring is not in guest memory: the queue is then stopped.
     async fn set_memory(&mut self, index: usize, addresses: RingAddresses) -> bool {
         let Some(queue) = &self.vrings[index].running else { return true };
         let result = queue.set_memory(self.memory.clone(), addresses).await;
@@ -400,8 +405,8 @@ impl ServedFrontEnd {
             }
             self.stop(index).await;
         }
-        // Before the device, which may wait for the host: if the daemon stops waiting, the memory
-        // would be dropped on the control thread, which must not unmap.
+        // Before `set_features`, which may wait for the host: if the daemon stops waiting, this
+        // future is dropped on the control thread, which must not unmap memory.
         self.janitor.dispose(std::mem::take(&mut self.memory));
         self.janitor.dispose((self.inflight.take(), self.own_inflight.take()));
         self.device.set_features(0).await;
@@ -453,8 +458,8 @@ fn spec(region: &Region) -> RegionSpec {
 /// How long queues may take to stop before it is logged.
 const STOP_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(1);
 
-/// Waits until queues have stopped. If that takes long, logs `what` is awaited, and the threads
-/// that do not come back.
+/// Waits until queues have stopped. If that takes longer than [`STOP_TIMEOUT`], logs `what` is
+/// awaited, and the threads that are blocked in calls of the host.
 pub(super) async fn told_if_slow(device: &str, what: &str, stops: impl Future<Output = ()>) {
     tokio::pin!(stops);
     if tokio::time::timeout(STOP_TIMEOUT, &mut stops).await.is_err() {

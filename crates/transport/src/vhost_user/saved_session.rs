@@ -1,32 +1,35 @@
-//! `SavedSession`: the knowledge of a session that another process needs to go on with it.
+//! `SavedSession`: the journal of a session, from which another process can resume it.
 //!
-//! The process that accepts a client for us may keep the connection and the [`JournalUpdate`]s of
-//! its session ([`SessionJournal`]). If this process is killed, the connection stays open, and the
-//! next process is handed the socket with all that was noted. The notes are the session's own
-//! messages: the next process obeys them again, so there is no second format and no second parser.
+//! The process that accepts clients for this one may keep their connections, and a journal of each
+//! session ([`SessionJournal`]), to which this process writes [`JournalUpdate`]s. If this process
+//! is killed, the connection stays open, and the next process gets the socket with the journal. The
+//! entries of the journal are the session's own messages: the next process handles them again, so
+//! there is no second format and no second parser.
 //!
 //! ```text
-//! peek      a message is read and stays in the socket
-//! note      the settings of the message, with its file descriptors
-//! obey
-//! note      the entries that it removes; and, if it has an answer, that this is under way
-//! answer
-//! consume   the message is taken from the socket
-//! note      the answer has been sent
+//! peek      read a message, and leave it in the socket
+//! record    the settings of the message, with its file descriptors
+//! handle    the message
+//! record    the entries that it removes; and, if it has an answer, that the answer is under way
+//! answer    the message
+//! consume   the message: take it from the socket
+//! record    that the answer was sent
 //! ```
 //! Why a kill between any two of these steps loses nothing, and answers nothing twice:
-//! 1. **Until it is consumed, a message is read again** by the next process, which obeys it again.
-//!    Each message sets something to a value, so this changes nothing. `SET_VRING_BASE` begins a
-//!    ring anew, but then the note has taken away the kick with which the ring would start.
-//! 2. **An answer is under way from its note to the next one.** If the message is gone from the
-//!    socket by then, the answer was sent. If it is still there, nobody knows: the session ends,
-//!    and the front-end connects again. That is so between two system calls.
-//! 3. **A ring goes on where its in-flight region says**, not at its base. If the front-end gives
-//!    no region, the session makes one and notes it. The place of a ring in it is emptied before
-//!    the kick of a ring that begins is noted.
+//! 1. **Until it is consumed, a message is read again** by the next process, which handles it
+//!    again. Each message sets something to a value, so this changes nothing. `SET_VRING_BASE` of a
+//!    running ring makes the ring begin anew, but the record after it has removed the kick with
+//!    which the next process would start the ring.
+//! 2. **An answer is under way between the two records about it.** If the message is no longer in
+//!    the socket, its answer was sent. If it is still there, the answer may or may not have been
+//!    sent: the session ends, and the front-end reconnects. The window for that is the time between
+//!    two system calls.
+//! 3. **A ring resumes where its in-flight region says**, not at its base. If the front-end has no
+//!    region for it, the session makes one and records it. The place of a ring there is zeroed
+//!    before the kick of the ring is recorded.
 //!
-//! A message that arrives in pieces cannot be read without being consumed. Such a message is obeyed
-//! as it would be without a keeper, and a kill before that is done ends the session.
+//! A message that arrives in pieces cannot be read without being consumed. It is handled as in a
+//! session without a journal, and a kill before that is done ends the session.
 
 use manyring_device::PendingResult;
 use manyring_wire::vhost_user::{CONFIG_SIZE_MAX, MEM_SLOTS};
@@ -34,67 +37,69 @@ use rustix::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use tokio::net::UnixStream;
 
-/// A slot more than a front-end may use.
+/// The most memory regions in a journal: one more than a front-end may have, since a region is
+/// recorded before the session refuses it.
 pub(super) const MEM_SLOTS_MAX: usize = 510;
 const _: () = assert!(MEM_SLOTS_MAX as u64 == MEM_SLOTS + 1);
 const CONFIG_MAX: usize = CONFIG_SIZE_MAX as usize;
-/// Kinds of entries.
+/// The number of kinds of entries.
 pub(super) const PLACES: usize = 19;
 
-/// Most notes of a session with this many queues.
+/// The most entries in the journal of a session with this many queues.
 #[must_use]
 pub fn entries_max(queues: usize) -> usize {
     MEM_SLOTS_MAX + CONFIG_MAX + (queues + 1) * PLACES
 }
 
-/// Most file descriptors that belong to one note.
+/// The most file descriptors of one entry.
 pub const ENTRY_FDS_MAX: usize = 8;
 
-/// Keeps a session for the process that goes on with it if this one dies.
+/// The journal of a session, which outlives this process.
 pub trait SessionJournal: Send + Sync + std::fmt::Debug {
-    /// Keeps a note; returns when a death of this process cannot undo that. `fds` belong to the
-    /// first entry that the note puts.
+    /// Writes an update. Returns when the update is safe: a death of this process does not undo it.
+    /// `fds` belong to the first entry that the update puts.
     fn update<'a>(&'a self, note: JournalUpdate, fds: Vec<BorrowedFd<'a>>)
     -> PendingResult<'a, ()>;
 
-    /// The session has ended, and its connection is shut down. Called where it may block.
+    /// Called when the session has ended and its connection is shut down, on a thread that may
+    /// block.
     fn forget(&self);
 
-    /// True if this process stops so that another one goes on with its sessions: a session that is
-    /// stopped then stays connected, and its notes stay.
+    /// True if this process stops so that another one resumes its sessions: then a session that
+    /// stops stays connected, and its journal stays.
     fn quiesces(&self) -> bool {
         false
     }
 }
 
-/// A change of the kept entries of a session.
+/// A change of the entries in a journal.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct JournalUpdate {
-    /// Entries to keep from now on, each in the place of the one with its key.
+    /// Entries to add. An entry replaces one with the same key.
     pub puts: Vec<Entry>,
-    /// Nothing is kept under these keys any more.
+    /// The keys of the entries to remove.
     pub drops: Vec<u32>,
-    /// The change in the state of the answer to the message that is being obeyed.
+    /// The change in the state of the answer to the message that is being handled.
     pub answer: AnswerState,
 }
 
-/// How far the answer to a message is.
+/// The state of the answer to a message.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum AnswerState {
-    /// As it was.
+    /// The state does not change.
     #[default]
     Unchanged,
-    /// It is under way: to the message that begins with these bytes. None: the message was consumed
-    /// before it was obeyed.
+    /// The answer to the message that begins with these bytes is under way. No bytes: the message
+    /// was consumed before it was handled, because it arrived in pieces.
     UnderWay(Vec<u8>),
-    /// It has been sent, and the message is consumed.
+    /// The answer was sent, and the message is consumed.
     Sent,
 }
 
-/// Something that is kept of a session.
+/// An entry of a session's journal.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Entry {
-    /// Its place: entries are obeyed again in the order of their keys.
+    /// The key of the entry. The next process handles entries in the order of their keys.
     pub key: u32,
     /// A message of the front-end, header and payload; or the device's state.
     pub bytes: Vec<u8>,
@@ -105,26 +110,27 @@ pub struct Entry {
 pub struct SavedEntry {
     /// The key and the bytes of the entry.
     pub entry: Entry,
-    /// In the order in which they came.
+    /// The descriptors, in the order in which the front-end sent them.
     pub fds: Vec<OwnedFd>,
 }
 
-/// All that was kept of a session.
+/// The contents of a session's journal, for the process that resumes the session.
 #[derive(Debug, Default)]
 pub struct SavedSession {
-    /// In the order of their keys.
+    /// The entries, in the order of their keys.
     pub entries: Vec<SavedEntry>,
     /// The message whose answer was under way when the process before this one ended
     /// ([`AnswerState::UnderWay`]).
     pub answering: Option<Vec<u8>>,
 }
 
-/// A connected front-end, handed over by the process or task that accepts for us.
+/// A connected front-end, handed over by the process or task that accepts clients for this device.
 #[derive(Debug)]
 pub struct Client {
     /// The socket.
     pub stream: UnixStream,
-    /// The keeper of the session, and the estate of a process before this one.
+    /// The journal of the session, and its contents that a former process has written; `None`: the
+    /// session has no journal.
     pub kept: Option<(Arc<dyn SessionJournal>, SavedSession)>,
 }
 

@@ -1,7 +1,8 @@
 //! The negotiation as a pure state machine: (state, message) -> (state, reply, effects).
 //!
-//! No I/O, no clock, no fd: file descriptors are values of type `F` that pass through into the
-//! effects. Each order of messages that a real front-end sends is a named test.
+//! It does no I/O, and knows neither a clock nor file descriptors: these are values of any type
+//! `F`, which are passed on in the effects. Each order of messages that a real front-end sends is a
+//! named test.
 
 mod inflight;
 mod log;
@@ -22,7 +23,7 @@ use manyring_wire::vhost_user::{
     PROTOCOL_F_STATUS, ParseError, Region, Reply, Request, Row, VringAddr, VringState, row_of,
 };
 
-/// Protocol features offered for every device: each is served.
+/// The protocol features that every device offers.
 pub const OFFERED: u64 = PROTOCOL_F_MQ
     | PROTOCOL_F_LOG_SHMFD
     | PROTOCOL_F_REPLY_ACK
@@ -33,7 +34,7 @@ pub const OFFERED: u64 = PROTOCOL_F_MQ
     | PROTOCOL_F_CONFIGURE_MEM_SLOTS
     | PROTOCOL_F_STATUS;
 
-/// Feature bits that are the transport's: no device and no driver sees them.
+/// Feature bits that only transport and front-end use: devices and drivers do not see them.
 const OF_TRANSPORT: u64 = F_PROTOCOL_FEATURES | F_LOG_ALL;
 
 /// The features and queues of a device, as its side of the negotiation.
@@ -45,7 +46,7 @@ pub struct DeviceOffer {
     pub protocol: u64,
     /// How many virtqueues the device has.
     pub queue_count: usize,
-    /// At most how many entries a virtqueue has.
+    /// The most entries of a virtqueue.
     pub queue_size_max: u16,
 }
 
@@ -63,13 +64,13 @@ pub struct Vring {
     size: Option<u16>,
     base: Base,
     addresses: Option<RingAddresses>,
-    /// The last `SET_VRING_ENABLE`; `None` if there was none: then it follows from the features.
+    /// The last `SET_VRING_ENABLE`; `None` if there was none: then the features decide.
     enabled: Option<bool>,
     kick: KickState,
     running: bool,
-    /// The vring did not start. It is not tried again before something about it changes.
+    /// Starting the vring has failed. It is not retried before a message changes the vring.
     refused: bool,
-    /// The front-end has set something of the ring, and has not stopped it since.
+    /// The front-end has sent a message for the ring, and has not stopped the ring since.
     is_begun: bool,
 }
 
@@ -80,25 +81,25 @@ impl Vring {
         self.size.unwrap_or(0)
     }
 
-    /// Where the ring goes on.
+    /// The base: the index at which the ring is resumed.
     #[must_use]
     pub fn base(&self) -> Base {
         self.base
     }
 
-    /// Where the ring lies.
+    /// The addresses of the ring; `None` if the front-end has not set them.
     #[must_use]
     pub fn addresses(&self) -> Option<RingAddresses> {
         self.addresses
     }
 
-    /// False: it needs a kick to start.
+    /// True if the vring has a kick; without one, it does not start.
     #[must_use]
     pub fn has_kick(&self) -> bool {
         self.kick == KickState::Set
     }
 
-    /// True if it has its size, addresses and kick.
+    /// True if the vring has its size, addresses and kick.
     fn is_complete(&self) -> bool {
         self.size.is_some() && self.addresses.is_some() && self.has_kick()
     }
@@ -146,7 +147,7 @@ impl Session {
         self.vrings.get(index).is_some_and(|v| v.enabled.unwrap_or(unsaid))
     }
 
-    /// Notes that the transport could not start the vring.
+    /// Called when the transport could not start the vring.
     pub fn refuse(&mut self, index: usize) {
         if let Some(vring) = self.vrings.get_mut(index) {
             vring.running = false;
@@ -154,8 +155,8 @@ impl Session {
         }
     }
 
-    /// Starts the vrings that the transport could not start, as far as they are still complete and
-    /// have not begun otherwise.
+    /// Retries the start of vrings that the transport could not start, if they are still complete
+    /// and do not run.
     pub fn retry<F>(&mut self, indexes: &[usize]) -> Vec<Effect<F>> {
         for index in indexes {
             if let Some(vring) = self.vrings.get_mut(*index) {
@@ -206,9 +207,10 @@ impl Session {
     }
 
     /// Refuses a request that this back-end does not serve. A front-end that asks for an
-    /// acknowledgement (`REPLY_ACK`) gets "no", and can go on. The session ends with an error if
-    /// the front-end does not ask, because it would believe that it was obeyed; and if the request
-    /// has a reply of its own, because the front-end would wait for that reply for ever.
+    /// acknowledgement (`REPLY_ACK`) gets a failure, and the session continues. If the front-end
+    /// does not ask for one, the session must end, because the front-end would believe that the
+    /// request succeeded. The same if the request has a reply of its own, for which the front-end
+    /// would wait for ever.
     fn refuse_request<F>(
         &self,
         header: Header,
@@ -315,7 +317,7 @@ impl Session {
         Ok(Vec::new())
     }
 
-    /// Adds a region. A region that is there already is accepted, and changes nothing: QEMU sends
+    /// Adds a memory region. Adding the same region again succeeds and changes nothing: QEMU sends
     /// each region once for every queue pair.
     fn add_region<F>(
         &mut self,
@@ -356,8 +358,8 @@ impl Session {
         Ok(restart_if(vring.running && changes, index))
     }
 
-    /// Sets the base. For a running ring this means that the driver begins anew (UML, which has no
-    /// `GET_VRING_BASE`): the queue stops, and starts with the next kick fd.
+    /// Sets the base. For a running ring this means that the driver begins anew, as UML's does,
+    /// which never sends `GET_VRING_BASE`: the queue stops, and starts with the next kick.
     fn set_base<F>(
         &mut self,
         name: &'static str,
@@ -443,9 +445,10 @@ fn restart_if<F>(condition: bool, index: usize) -> Vec<Effect<F>> {
     if condition { vec![Effect::Stop(index)] } else { Vec::new() }
 }
 
-/// Refuses a config access outside of the config space, or whose payload has another size than it
-/// says. A guest can cause such an access through its front-end, so the session does not end. A
-/// read is answered with size 0, by which the protocol reports a failure; a write changes nothing.
+/// Refuses an access outside of the configuration space, or one whose payload does not have the
+/// size that it states. A guest can cause such an access through its front-end, so the session does
+/// not end. A read is answered with size 0, by which the protocol reports a failure; a write has no
+/// effect.
 fn refuse_config<F>(row: &Row, error: ParseError) -> Outcome<F> {
     let answer = match error {
         ParseError::Config { offset, .. } if row.replies => {

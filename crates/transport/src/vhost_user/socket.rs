@@ -23,29 +23,29 @@ use tokio::io::Interest;
 use tokio::net::UnixStream;
 use tokio::time::Instant;
 
-/// Longest time that a front-end takes from the first byte of a message to its last, and to read a
-/// reply.
+/// The longest time from the first byte of a message to its last, and the longest time for which a
+/// front-end may not read a reply.
 const MESSAGE_TIMEOUT: Duration = Duration::from_secs(5);
-/// Bytes that one call of recvmsg reads at most. A front-end can send each byte by itself; then the
-/// call walks all waiters that the front-end has put on its end of the socket, once for each byte.
+/// The most bytes that one call of recvmsg reads. A front-end can send each byte separately; then
+/// the call walks all waiters that the front-end has put on its end of the socket, once per byte.
 const PIECE: usize = 16;
 const _: () = assert!(HEADER_SIZE <= PIECE);
 
-/// A message as it came.
+/// A received message.
 #[derive(Debug)]
 pub(super) struct Message {
     /// The header, checked.
     pub(super) header: Header,
     /// The payload, of the size that the header says.
     pub(super) payload: Vec<u8>,
-    /// The file descriptors that came with it. Those that are dropped are closed by the janitor.
+    /// The file descriptors that came with it. The janitor closes those that are dropped.
     pub(super) fds: Vec<ForeignFd>,
-    /// It lies in the socket still, and must be consumed when it was obeyed.
+    /// The message is still in the socket, and must be consumed after it was handled.
     pub(super) is_peeked: bool,
 }
 
 impl Message {
-    /// A message that was kept as these bytes. `None`: they are no whole message.
+    /// Parses a message from the bytes of a journal entry. `None`: they are no complete message.
     pub(super) fn of_bytes(bytes: &[u8], fds: Vec<ForeignFd>) -> Option<Self> {
         let (header, payload) = bytes.split_first_chunk()?;
         let header = Header::parse(header).ok().filter(|h| h.size as usize == payload.len())?;
@@ -53,20 +53,20 @@ impl Message {
     }
 }
 
-/// A connected socket. The janitor closes it, because with it the kernel closes the file
-/// descriptors of messages that were not read, which may block.
+/// A connected socket. The janitor closes it, because closing it also closes the file descriptors
+/// of unread messages, which may block.
 #[derive(Debug)]
 pub(super) struct ForeignStream {
     /// `None` only while `drop` runs.
     stream: Option<UnixStream>,
     janitor: Arc<Janitor>,
-    /// Neither end of it is a doorbell.
+    /// Registers both ends of the socket, so that neither is accepted as a doorbell.
     _known: SessionSocket,
-    /// Who keeps the session for the process after this one.
+    /// The journal of the session, if it has one.
     journal: Option<Arc<dyn SessionJournal>>,
-    /// The session notes of the process before this one, until they are taken.
+    /// The contents of the journal that a former process has written, until they are taken.
     saved_session: Mutex<Option<SavedSession>>,
-    /// The session is over, also if others are quiesced.
+    /// The session has ended by itself: no other process resumes it.
     is_over: AtomicBool,
 }
 
@@ -84,24 +84,25 @@ impl ForeignStream {
         self.journal.as_ref()
     }
 
-    /// Takes the session notes of the process before this one. `None`: there are none, or they were
-    /// taken before.
+    /// Takes the contents of the journal that a former process has written. `None`: there are none,
+    /// or they were taken before.
     pub(super) fn take_saved_session(&self) -> Option<SavedSession> {
         self.saved_session.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
-    /// The session has ended by itself: no other process goes on with it.
+    /// Marks the session as ended by itself: no other process resumes it.
     pub(super) fn end(&self) {
         self.is_over.store(true, Ordering::Relaxed);
     }
 }
 
-/// A connection that is to be closed. One that is kept has another holder, so it is shut down: the
-/// front-end must see its end. One that is quiesced is closed here alone.
+/// A connection that the janitor closes. If the session has a journal, the supervisor has the
+/// socket open too, so it is shut down for the front-end to see the end. If another process resumes
+/// the session, `journal` is `None`, and the socket is only closed here.
 struct Closing {
     stream: std::os::unix::net::UnixStream,
     journal: Option<Arc<dyn SessionJournal>>,
-    /// Closed with it, if no session has taken it.
+    /// The contents of the journal, if no session has taken them: their descriptors are closed too.
     _saved_session: Option<SavedSession>,
 }
 
@@ -127,7 +128,7 @@ impl Deref for ForeignStream {
 
 impl Drop for ForeignStream {
     fn drop(&mut self) {
-        // Here the stream only leaves the runtime's poll, which closes nothing.
+        // `into_std` only removes the stream from the runtime's poll, and closes nothing.
         if let Some(Ok(stream)) = self.stream.take().map(UnixStream::into_std) {
             let is_over = self.is_over.load(Ordering::Relaxed);
             let journal = self.journal.take().filter(|journal| is_over || !journal.quiesces());
@@ -146,13 +147,13 @@ pub(super) struct Connection {
     bytes: Vec<u8>,
     fds: Vec<ForeignFd>,
     header: Option<Header>,
-    /// Set while a message has come that cannot be received for want of room for its fds. If a
+    /// Set while a message cannot be received because there is no room for its descriptors. If a
     /// timeout expires while this is set, the front-end was not silent.
     awaits_room: bool,
 }
 
 impl Connection {
-    /// Takes a connected stream.
+    /// A connection that has received nothing yet.
     #[must_use]
     pub(super) fn new(stream: Arc<ForeignStream>, origin: Arc<Origin>) -> Self {
         Self {
@@ -165,18 +166,19 @@ impl Connection {
         }
     }
 
-    /// Who keeps the session for the process after this one.
+    /// The journal of the session, if it has one.
     pub(super) fn journal(&self) -> Option<&Arc<dyn SessionJournal>> {
         self.stream.journal()
     }
 
-    /// True if another process goes on with the session: no part of a message was received here.
+    /// True if another process will resume the session. It cannot if a part of a message was
+    /// received here.
     pub(super) fn quiesces(&self) -> bool {
         self.bytes.is_empty() && self.journal().is_some_and(|journal| journal.quiesces())
     }
 
-    /// Takes the session notes of the process before this one. `None`: there are none, or they were
-    /// taken before.
+    /// Takes the contents of the journal that a former process has written. `None`: there are none,
+    /// or they were taken before.
     pub(super) fn take_saved_session(&self) -> Option<SavedSession> {
         self.stream.take_saved_session()
     }
@@ -185,11 +187,11 @@ impl Connection {
         &self.origin
     }
 
-    /// Receives the next message. Waits at most `silence` for it to begin; `None`: for ever. Each
-    /// piece of it is read when all before it is paid for.
+    /// Receives the next message. Waits at most `silence` for its first byte; `None`: for ever.
+    /// Each further piece is read only when the meter allows it.
     ///
     /// # Errors
-    /// [`SocketError`], one for each reason: the connection must be closed.
+    /// [`SocketError`]: why the connection must be closed.
     pub(super) async fn receive(
         &mut self,
         silence: Option<Duration>,
@@ -208,7 +210,8 @@ impl Connection {
         }
         let mut left = MESSAGE_TIMEOUT;
         while !self.is_complete()? {
-            // The front-end is not silent while it waits for this.
+            // Before `began`: the time for which the meter delays a front-end does not count as its
+            // silence.
             meter.paid().await;
             let began = Instant::now();
             match tokio::time::timeout(left, self.receive_some(meter)).await {
@@ -224,14 +227,15 @@ impl Connection {
         Ok(Message { header, payload, fds: std::mem::take(&mut self.fds), is_peeked: false })
     }
 
-    /// Parses the header once it is there. True if all of the payload is there too.
+    /// Parses the header once it is complete. Returns true if the payload is complete too.
     fn is_complete(&mut self) -> Result<bool, SocketError> {
         if self.header.is_none()
             && let Some(bytes) = self.bytes.first_chunk::<HEADER_SIZE>()
         {
             let header = Header::parse(bytes)?;
             let request = header.request;
-            // The session answers an unknown request that asks for an acknowledgement with "no".
+            // An unknown request is an error here, unless it asks for an acknowledgement: the
+            // session then answers with a failure.
             if row_of(request).is_none() && !header.needs_reply() {
                 return Err(ParseError::Unknown { request }.into());
             }
@@ -250,7 +254,7 @@ impl Connection {
     async fn receive_some(&mut self, meter: &Meter) -> Result<(), SocketError> {
         let missing = self.missing().min(PIECE);
         let (bytes, fds, is_truncated) = loop {
-            // It is still set if an earlier call was cancelled while it waited.
+            // The flag may still be set by an earlier call that was cancelled.
             self.awaits_room = false;
             self.stream.readable().await?;
             // Receive fds only if the janitor can close them soon and there are numbers for them.
@@ -286,12 +290,12 @@ impl Connection {
         Ok(())
     }
 
-    /// Room for the fds of the bytes that come next, and how many of these bytes may be received.
-    /// `None`: there are no bytes.
+    /// Reserves room for the descriptors of the next bytes. Returns the reservation, and how many
+    /// bytes may be received with it. `None`: there are no bytes.
     ///
-    /// If other sessions have taken all room, bytes without fds are received all the same. So the
-    /// session can go on, stop its queues and end, and thereby give its own fds back. Bytes with
-    /// fds wait for room; if there is none in time, the session ends.
+    /// If other sessions have taken all room, bytes without descriptors are received nevertheless,
+    /// so that the session can continue, stop its queues and end, which frees its own descriptors.
+    /// Bytes with descriptors wait for room; if there is none in time, the session ends.
     async fn room_for(
         &self,
         missing: usize,
@@ -315,8 +319,8 @@ impl Connection {
     /// Sends a whole message, and a file descriptor with its first bytes.
     ///
     /// # Errors
-    /// [`SocketError::Stalled`]: the front-end has not read it in time. [`SocketError::Io`]: the
-    /// front-end is gone. The connection must be closed.
+    /// [`SocketError::Stalled`]: the front-end has not read the message in time.
+    /// [`SocketError::Io`]: the front-end has disconnected. The connection must be closed.
     pub(super) async fn send(
         &self,
         mut message: &[u8],
@@ -354,16 +358,17 @@ fn send_once(stream: impl AsFd, bytes: &[u8], fd: Option<&OwnedFd>) -> io::Resul
 /// The bytes and file descriptors of one recvmsg.
 struct Received {
     bytes: Vec<u8>,
-    /// Made into `ForeignFd`s before anything else happens, so that none is closed here.
+    /// The caller makes `ForeignFd`s of these before it does anything else, so that none is closed
+    /// on this thread.
     fds: Vec<OwnedFd>,
-    /// The kernel has dropped some fds: there were too many, or the process had no number for them.
+    /// The kernel has dropped descriptors: there were too many, or `RLIMIT_NOFILE` was reached.
     is_truncated: bool,
 }
 
-/// How many bytes come next without file descriptors, at most `missing`; `None`: they have some.
+/// How many of the next bytes have no file descriptors, at most `missing`; `None`: they have some.
 ///
-/// Only peeks, and gives the kernel no space for fds: the kernel then says by `MSG_CTRUNC` whether
-/// it has left fds out.
+/// Peeks without space for control messages: the kernel then reports by `MSG_CTRUNC` that there are
+/// descriptors.
 fn peek_plain(stream: impl AsFd, missing: usize) -> io::Result<Option<usize>> {
     let mut bytes = vec![0; missing];
     let mut control = RecvAncillaryBuffer::default();
@@ -382,8 +387,8 @@ fn peek_plain(stream: impl AsFd, missing: usize) -> io::Result<Option<usize>> {
 /// Makes one call of `recvmsg` for at most `missing` bytes, without waiting.
 fn receive_once(stream: impl AsFd, missing: usize) -> io::Result<Received> {
     let mut bytes = vec![0; missing];
-    // Space for all fds that a message can have: the kernel closes those that do not fit, on this
-    // thread.
+    // Room for as many descriptors as a message can have: the kernel closes any that do not fit, on
+    // this thread.
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MESSAGE_FDS_MAX))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
@@ -403,8 +408,8 @@ fn receive_once(stream: impl AsFd, missing: usize) -> io::Result<Received> {
     Ok(Received { bytes, fds, is_truncated })
 }
 
-/// True if the front-end has closed its end. The session may not have seen this yet, because it is
-/// busy with an earlier message.
+/// True if the front-end has closed its end. The session may not have noticed this yet, because it
+/// still handles an earlier message.
 pub(super) fn has_left(stream: &UnixStream) -> bool {
     use rustix::event::{PollFd, PollFlags, Timespec, poll};
     let mut fds = [PollFd::new(stream, PollFlags::RDHUP)];

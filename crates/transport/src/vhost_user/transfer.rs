@@ -1,20 +1,21 @@
-//! `Transfer`: the device's state on its way to the front-end, or from it (vhost-user, "Migrating
-//! back-end state").
+//! `Transfer`: writes the device's state to a descriptor of the front-end, or reads it from there
+//! (vhost-user, "Migrating back-end state").
 //!
 //! ```text
-//! save:    the state is written to the front-end's fd, which is closed then
-//! load:    the state is read until the front-end closes its end, or until it is too long
-//! check:   save: is all of it written?     load: is it at its end, and does the device take it?
+//! save:    write the state to the front-end's descriptor, then close it
+//! load:    read the state until the front-end closes its end, or until the state is too long
+//! check:   save: is all of it written?     load: is all of it read, and does the device accept it?
 //! ```
-//! 1. **The janitor reads and writes**, since the fd is what the front-end chose: a pipe, a socket,
-//!    or a file in memory, into which QEMU, Cloud Hypervisor and others have the state written.
-//!    Even a pipe that does not block waits for the thread that holds its lock.
-//! 2. **Nobody waits for the front-end.** A step reads or writes the bytes that are there, and a
-//!    pause follows. Pipes and sockets have room for a whole state, so an honest front-end sees one
-//!    step or two. A transfer that is not over when the front-end asks for its result has failed:
-//!    the front-end has read, or written, all that it wanted.
-//! 3. **An fd is not kept for long.** It may be, or hold, the front-end's end of the session's own
-//!    socket: while this process has that, it does not see that the front-end has left.
+//! 1. **The janitor reads and writes**, since the front-end has chosen the descriptor: a pipe, a
+//!    socket, or a file in memory. Even a write to a non-blocking pipe waits for the thread that
+//!    holds the pipe's lock.
+//! 2. **No thread waits for the front-end.** A step reads or writes as much as possible without
+//!    blocking, and a pause follows. Pipes and sockets have room for a whole state, so an honest
+//!    front-end needs one step or two. A transfer that is not complete when the front-end asks for
+//!    its result has failed: by then the front-end has read, or written, all that it wanted.
+//! 3. **A descriptor is not kept for long.** It may be the front-end's end of the session's own
+//!    socket, or carry that socket: while this process has it open, the session does not see that
+//!    the front-end has disconnected.
 
 use manyring_device::Device;
 use manyring_engine::{ForeignFd, Janitor};
@@ -25,14 +26,14 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// Bytes of a state at most. The states of this program's devices are shorter.
+/// The longest state in bytes. The states of all devices of this program are shorter.
 const STATE_SIZE_MAX: usize = 16 << 10;
 /// Longest time from the beginning of a transfer to its end.
 const TIMEOUT: Duration = Duration::from_secs(30);
 /// First and longest pause between two steps.
 const RETRY_DELAYS: (Duration, Duration) = (Duration::from_millis(5), Duration::from_millis(500));
 
-/// A transfer that has begun, and was not asked about.
+/// A transfer that has begun, and whose result the front-end has not asked for yet.
 #[derive(Debug)]
 pub(super) struct Transfer {
     janitor: Arc<Janitor>,
@@ -59,10 +60,10 @@ pub(super) enum TransferError {
 }
 
 impl Transfer {
-    /// Begins to save the device's state to `fd`, or to load one from there.
+    /// Begins to save the device's state to `fd`, or to load a state from there.
     ///
     /// # Errors
-    /// [`TransferError`]: the fd is not fit for it.
+    /// [`TransferError`]: the descriptor is of the wrong kind, or the first step failed.
     pub(super) async fn begin(
         janitor: Arc<Janitor>,
         fd: ForeignFd,
@@ -101,8 +102,8 @@ impl Transfer {
         Ok(())
     }
 
-    /// Takes steps until the transfer is over, then waits for ever. If this is dropped, the
-    /// transfer goes on when it is called again.
+    /// Takes steps until the transfer is over, then waits for ever. The future may be dropped: the
+    /// transfer continues when this is called again.
     pub(super) async fn go_on(&mut self) {
         while !self.is_over {
             tokio::time::sleep(self.pause).await;
@@ -117,11 +118,11 @@ impl Transfer {
         std::future::pending().await
     }
 
-    /// Ends the transfer, when the front-end asks for its result. Returns the state that has come;
-    /// `None`: the front-end has one that was saved.
+    /// Ends the transfer, when the front-end asks for its result. Returns the state that was read;
+    /// `None` after a save, if all of the state was written.
     ///
     /// # Errors
-    /// [`TransferError`].
+    /// [`TransferError`]: the transfer failed, or is not complete.
     pub(super) async fn end(mut self) -> Result<Option<Vec<u8>>, TransferError> {
         self.step().await?;
         if !self.is_over {
@@ -132,20 +133,20 @@ impl Transfer {
     }
 }
 
-/// Touched by the janitor only.
+/// The descriptor and the state. Only the janitor touches it.
 #[derive(Debug)]
 struct Channel {
     /// `None`: it is closed.
     fd: Option<ForeignFd>,
-    /// The bytes that were read, or are to be written; `at`: how many of these are written.
+    /// The bytes that were read, or must be written; `at` counts those that were written.
     bytes: Vec<u8>,
     at: usize,
-    /// It was closed because the transfer took too long.
+    /// The descriptor was closed because the transfer took too long.
     is_late: bool,
 }
 
 impl Channel {
-    /// Checks the kind of the fd, and that it will not block.
+    /// Checks the kind of the descriptor, and makes a pipe or socket non-blocking.
     fn prepare(&mut self) -> Result<(), TransferError> {
         let Some(fd) = &self.fd else { return Ok(()) };
         match FileType::from_raw_mode(fstat(fd)?.st_mode) {
@@ -153,7 +154,7 @@ impl Channel {
                 fcntl_setfl(fd, fcntl_getfl(fd)? | OFlags::NONBLOCK)?;
                 Ok(())
             }
-            // It has no other end for which anybody could wait.
+            // A file in memory has no peer, so reading and writing it does not block.
             FileType::RegularFile => {
                 MemoryFiles::InMemory.check(fd).map_err(|_| TransferError::Kind)
             }
@@ -166,14 +167,14 @@ impl Channel {
         Ok(())
     }
 
-    /// Writes on. True if all is written.
+    /// Continues to write. Returns true if all is written.
     fn write(&mut self) -> Result<bool, TransferError> {
         if self.is_late {
             return Err(TransferError::Unfinished);
         }
         while let (Some(fd), Some(rest)) = (&self.fd, self.bytes.get(self.at..)) {
             match rest.is_empty() {
-                // The reader sees the end of the state now.
+                // Closing the descriptor marks the end of the state for the front-end.
                 true => self.fd = None,
                 false => match retry_on_intr(|| rustix::io::write(fd, rest)) {
                     Ok(0) | Err(Errno::AGAIN) => return Ok(false),
@@ -185,14 +186,14 @@ impl Channel {
         Ok(true)
     }
 
-    /// Reads on. True if all has come.
+    /// Continues to read. Returns true at the end of the state.
     fn read(&mut self) -> Result<bool, TransferError> {
         if self.is_late {
             return Err(TransferError::Unfinished);
         }
         while let Some(fd) = &self.fd {
             if self.bytes.len() > STATE_SIZE_MAX {
-                // The writer finds that nobody reads any more.
+                // Close the descriptor, so that the front-end's writes fail.
                 self.fd = None;
                 break;
             }

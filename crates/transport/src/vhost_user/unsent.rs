@@ -1,18 +1,18 @@
-//! Tells the operator what a front-end does not send, so that no ring of its guest is served.
+//! Logs which messages a front-end does not send, if no ring of its guest is served because of
+//! that.
 //!
-//! QEMU with plain `-m 1G` has no memory that it could send. It sets the guest's rings up without a
-//! memory table and says nothing; the guest waits for its disk for ever. Or a front-end begins to
-//! set a ring up and does not go on, as one whose migration has half failed.
+//! QEMU with plain `-m 1G` has no shared memory that it could send. It sets up the guest's rings
+//! without a memory table and reports no error; the guest waits for its disk for ever. Another
+//! front-end begins to set up a ring and stops half-way, for example after a failed migration.
 
 use super::session::Unsent;
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// How long rings may wait for memory before the operator is told, and how long for messages of
-/// their own.
+/// How long rings may wait before this is logged: for memory, and for messages of their own.
 const TIMEOUT: [Duration; 2] = [Duration::from_secs(5), Duration::from_secs(10)];
 
-/// What a session lacks, and when the operator must be told.
+/// The messages that a session lacks, and when this must be logged.
 #[derive(Debug, Default)]
 pub(super) struct SessionLack {
     what: Option<Unsent>,
@@ -20,13 +20,13 @@ pub(super) struct SessionLack {
     is_told: [bool; 2],
 }
 
-/// The place of a kind in [`TIMEOUT`] and among what was told.
+/// The index of a kind of lack in [`TIMEOUT`] and in `is_told`.
 fn kind(what: &Unsent) -> usize {
     usize::from(*what != Unsent::Memory)
 }
 
 impl SessionLack {
-    /// Notes, after a message, what is lacking.
+    /// Sets, after each message, what is lacking.
     pub(super) fn note(&mut self, what: Option<Unsent>, now: Instant) {
         let what = what.filter(|what| !self.is_told[kind(what)]);
         let is_same = self.what.as_ref().map(kind) == what.as_ref().map(kind);
@@ -36,12 +36,12 @@ impl SessionLack {
         self.what = what;
     }
 
-    /// When the operator must be told; `None`: there is nothing to tell.
+    /// When the lack must be logged; `None`: there is nothing to log.
     pub(super) fn due(&self) -> Option<Instant> {
         self.due
     }
 
-    /// Tells the operator, once in a session of each kind.
+    /// Logs the lack, once in a session for each kind.
     pub(super) fn tell(&mut self, device: &str) {
         self.due = None;
         let Some(what) = self.what.take() else { return };

@@ -6,9 +6,10 @@ use std::sync::Arc;
 /// The host side of a vring: its doorbells, and its queue while it runs.
 #[derive(Debug, Default)]
 pub(super) struct VringHost {
-    /// Goes to the queue when the queue has started.
+    /// The kick, until a queue starts and takes it.
     pub(super) kick: Option<Kick>,
-    /// Shared with the queue: one that starts again may get no new call from the front-end.
+    /// The call, shared with the queue: when the queue starts again, the front-end may send no new
+    /// one.
     pub(super) call: Option<Arc<Call>>,
     pub(super) err: Option<Arc<Call>>,
     pub(super) running: Option<QueueHandle>,

@@ -1,6 +1,7 @@
-//! Names are removed on a thread of their own: a thread that drops a socket need not wait for a
-//! host that does not answer, such as a file system of the network that is gone. A process that
-//! ends waits for those threads, and for those that make names which nobody waits for any more.
+//! Unlinks the paths of sockets on a thread, so that a thread that drops a socket does not block if
+//! the file system does not respond, such as a network file system whose server is gone. When the
+//! process ends, it waits for these threads, and for threads that still create sockets for which
+//! nobody waits any more ([`names_left`]).
 
 use super::folder_of;
 use rustix::fs::{AtFlags, Mode, OFlags, statat, unlinkat};
@@ -11,16 +12,16 @@ use std::sync::mpsc::sync_channel;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
-/// Longest wait for the removal of a name that is dropped, once the thread has begun.
+/// How long dropping a path waits for the thread that unlinks it, once the thread has begun.
 const TIMEOUT: Duration = Duration::from_millis(250);
-/// The longest wait while an earlier removal has not ended: many names can be dropped at once.
+/// The same while an earlier unlink has not returned: many paths can be dropped at once.
 const TIMEOUT_LATE: Duration = Duration::from_millis(1);
 
-/// Names that there are, and names that are being made or removed.
+/// The paths that exist, or that are being created or unlinked.
 static NAMES: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
 static REMOVED: Condvar = Condvar::new();
 
-/// A name that there is, or will be, as long as this lives.
+/// An entry in [`NAMES`], as long as this lives.
 #[derive(Debug)]
 pub(super) struct BoundName(PathBuf);
 
@@ -42,8 +43,8 @@ impl Drop for BoundName {
     }
 }
 
-/// Waits until this process has removed all names of sockets that it has made: for a process that
-/// ends. Returns those that there still are after `limit`.
+/// Waits until all paths of sockets that this process has created are unlinked; called when the
+/// process ends. Returns the paths that are left after `limit`.
 #[must_use]
 pub fn names_left(limit: Duration) -> Vec<PathBuf> {
     let names = NAMES.lock().unwrap_or_else(PoisonError::into_inner);
@@ -51,15 +52,16 @@ pub fn names_left(limit: Duration) -> Vec<PathBuf> {
     waited.unwrap_or_else(PoisonError::into_inner).0.clone()
 }
 
-/// Removals that nobody waits for any more and that the host has not ended.
+/// The number of unlinks that have not returned and for which nobody waits any more.
 static LATE: AtomicUsize = AtomicUsize::new(0);
 
-/// Has a thread do `call`, which removes the name `path`, and waits until it is done, but not for
-/// long. If the system has no thread to give, the caller does it.
+/// Runs `call`, which unlinks `path`, on a thread, and waits for it, for [`TIMEOUT`] at most. If no
+/// thread can be started, the caller's thread runs it.
 pub(super) fn remove(path: &Path, call: impl Fn() + Send + Sync + 'static) {
     let call = Arc::new(call);
     let is_left = Arc::new(AtomicBool::new(false));
-    // The thread says that it begins, and that it is done.
+    // The thread sends one message when it begins, and one when `call` has returned. The timeout
+    // counts from the first one, so that a slow start of the thread is not taken for a slow host.
     let (tells, told) = sync_channel(2);
     let (theirs, left) = (call.clone(), is_left.clone());
     let work = move || {
@@ -80,19 +82,20 @@ pub(super) fn remove(path: &Path, call: impl Fn() + Send + Sync + 'static) {
     }
     let path = path.display();
     tracing::warn!(%path, "unlinking {path} timed out; continuing without it");
+    // Whoever swaps second, this thread or the other, takes the count back.
     LATE.fetch_add(1, Ordering::AcqRel);
     if is_left.swap(true, Ordering::AcqRel) {
         LATE.fetch_sub(1, Ordering::AcqRel);
     }
 }
 
-/// Removes the name of a socket that nobody serves any more, if `path` still names the socket with
-/// this device and inode. Returns whether it did. May block.
+/// Unlinks the path of a socket that nobody serves any more, if `path` still names the socket with
+/// this device and inode. Returns whether it was unlinked. May block.
 pub fn remove_name(path: &Path, device: u64, inode: u64) -> bool {
     let remove = || {
         let name = path.file_name().ok_or(Errno::INVAL)?;
-        // Whoever may write to a parent could put another folder in the place of this one after the
-        // name was compared. So both calls use one descriptor of the folder.
+        // Both calls use one descriptor of the folder: a user who may write to the folder's parent
+        // could replace the folder between comparison and unlink.
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let folder = rustix::fs::open(folder_of(path), flags, Mode::empty())?;
         let stat = statat(&folder, name, AtFlags::SYMLINK_NOFOLLOW)?;

@@ -1,5 +1,5 @@
-//! `JournalWriter`: the notes of a session for the process that goes on with it
-//! (`saved_session.rs`), and how that process goes on.
+//! `JournalWriter`: writes the journal of a session, from which another process can resume the
+//! session (`saved_session.rs`); and how that process resumes it.
 
 use super::{FrontError, ServedFrontEnd};
 use crate::vhost_user::inflight::{self, InflightRegion, OwnRegion};
@@ -18,7 +18,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use zerocopy::IntoBytes;
 
-/// The subject of an entry: the upper half of its key. The next process obeys the entries in the
+/// The subject of an entry: the upper half of its key. The next process handles the entries in the
 /// order in which the variants are declared here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(u16)]
@@ -27,21 +27,22 @@ enum Place {
     /// Before the features: a device without negotiated features forgets the front-end's MTU.
     Mtu,
     Features,
-    /// Of the device; its lower half is 0.
+    /// The device's state.
     State,
     Status,
-    /// By its offset.
+    /// A write to the configuration space. The lower half of the key is the offset.
     Config,
     MemTable,
-    /// By a number for each region.
+    /// A memory region. The lower half of the key is the region's slot.
     MemRegion,
     Log,
-    /// The front-end's region.
+    /// The front-end's in-flight region.
     Inflight,
-    /// The region that the session has made.
+    /// The in-flight region that the session has made.
     OwnInflight,
     Channel,
-    // Of a vring, by its index. The kick is last: with it the ring starts.
+    // From here on, the lower half of the key is the index of a vring. The kick is last: with it
+    // the ring starts.
     Size,
     Base,
     Addresses,
@@ -83,19 +84,20 @@ impl Place {
         Self::ALL.get(usize::try_from(key >> 16).ok()?).copied()
     }
 
-    /// True if `RESET_DEVICE` takes it away.
+    /// True if `RESET_DEVICE` removes the entry.
     fn is_of_driver(self) -> bool {
         !matches!(self, Self::Protocol | Self::MemTable | Self::MemRegion | Self::Channel)
     }
 }
 
-/// True if the file descriptors of an entry with this key belong to a vring: they keep no memory.
+/// True if an entry with this key belongs to a vring: its file descriptors are eventfds, and keep
+/// no memory in use.
 #[must_use]
 pub fn is_of_vring(key: u32) -> bool {
     Place::of(key).is_some_and(|place| place >= Place::Size)
 }
 
-/// The notes of the session that runs in this process.
+/// The journal of the session that runs in this process.
 #[derive(Debug)]
 pub(super) struct JournalWriter {
     journal: Arc<dyn SessionJournal>,
@@ -108,7 +110,7 @@ impl JournalWriter {
         Self { journal, entries: BTreeMap::new() }
     }
 
-    /// Notes that no answer is under way any more.
+    /// Records that no answer is under way any more.
     pub(super) async fn answered(&self) {
         let note = JournalUpdate { answer: AnswerState::Sent, ..JournalUpdate::default() };
         self.journal.update(note, Vec::new()).await;
@@ -123,13 +125,13 @@ impl JournalWriter {
         self.journal.update(note, fds).await;
     }
 
-    /// The keys of these places that are kept.
+    /// The keys of the entries whose place satisfies `is_meant`.
     fn kept(&self, is_meant: impl Fn(Place) -> bool) -> Vec<u32> {
         let all = self.entries.keys().copied();
         all.filter(|key| Place::of(*key).is_some_and(&is_meant)).collect()
     }
 
-    /// Where a memory region is kept.
+    /// The keys of the memory regions whose bytes satisfy `is_meant`.
     fn slots<'a>(
         &'a self,
         is_meant: impl Fn(&[u8]) -> bool + 'a,
@@ -138,7 +140,8 @@ impl JournalWriter {
         slots.filter(move |(_, bytes)| is_meant(bytes)).map(|(key, _)| *key)
     }
 
-    /// Where a message is kept; `None`: it sets nothing, or the session refuses it.
+    /// The key under which a message is kept; `None`: the message sets nothing that a resumed
+    /// session needs, or the session refuses it.
     fn place(&self, request: &Request, bytes: &[u8], queues: usize) -> Option<u32> {
         let of_vring = |place: Place, index: usize| (index < queues).then(|| place.key(index));
         let of_state = |place, state: &VringState| of_vring(place, state.index as usize);
@@ -169,7 +172,7 @@ impl JournalWriter {
         }
     }
 
-    /// The changes of the notes that a message causes beside the entry of the message itself:
+    /// The changes of the journal that a message causes beside the entry of the message itself:
     /// entries that no longer hold, and states that have changed.
     fn consequences(
         &self,
@@ -195,7 +198,8 @@ impl JournalWriter {
         if !session.has_log() {
             note.drops.extend(self.kept(|place| place == Place::Log));
         }
-        // A ring that has stopped needs a new kick, and may go on where it has stopped.
+        // A ring that has stopped needs a new kick to start, and resumes at the base at which it
+        // stopped.
         for key in self.kept(|place| place == Place::Kick) {
             let index = (key & 0xffff) as usize;
             let Some(vring) = session.vring(index).filter(|vring| !vring.has_kick()) else {
@@ -229,7 +233,8 @@ fn is_place_of(kept: &[u8], region: &Region) -> bool {
     kept.get(20..44) == region.as_bytes().get(..24)
 }
 
-/// A message as it is kept: a front-end that is long gone waits for no acknowledgement of it.
+/// The bytes of a message for the journal, without the flag that asks for an acknowledgement: when
+/// the next process handles the message again, no second acknowledgement may be sent.
 fn kept_bytes(message: &Message) -> Vec<u8> {
     let Header { request, .. } = message.header;
     self::message(request, &message.payload)
@@ -241,7 +246,7 @@ fn parsed(message: &Message) -> Option<Request> {
     Request::parse(row, &message.payload, message.fds.len()).ok()
 }
 
-/// Notes the device's state whenever the driver has set something by a control queue.
+/// Records the device's state whenever the driver has changed it by the control queue.
 #[derive(Debug)]
 struct OfDevice(Arc<dyn SessionJournal>);
 
@@ -252,26 +257,26 @@ impl StateJournal for OfDevice {
     }
 }
 
-/// The request of a message that is being obeyed: its consequences must be noted afterwards.
-/// `None`: there are none to note.
+/// The request of the message that is being handled: its consequences must be recorded afterwards.
+/// `None`: there is nothing to record.
 #[derive(Debug)]
 pub(in crate::vhost_user) struct PendingNote(Option<Request>);
 
 impl ServedFrontEnd {
-    /// The session is kept from now on.
+    /// Records the session in `journal` from now on.
     pub(in crate::vhost_user) fn keep(&mut self, journal: Arc<dyn SessionJournal>) {
         self.device.keep_state_by(Some(Arc::new(OfDevice(journal.clone()))));
         self.journal_writer = Some(JournalWriter::new(journal));
     }
 
-    /// Notes that the answer to a message was sent, and the message consumed.
+    /// Records that the answer to a message was sent, and the message consumed.
     pub(in crate::vhost_user) async fn journal_answered(&self) {
         if let Some(journal_writer) = &self.journal_writer {
             journal_writer.answered().await;
         }
     }
 
-    /// Notes the settings of a message, before it is obeyed.
+    /// Records the settings of a message, before the message is handled.
     pub(in crate::vhost_user) async fn journal_before(&mut self, message: &Message) -> PendingNote {
         let queues = self.device.queue_count();
         let Some(request) = self.journal_writer.as_ref().and_then(|_| parsed(message)) else {
@@ -299,7 +304,7 @@ impl ServedFrontEnd {
         PendingNote(Some(request))
     }
 
-    /// Notes the changes that an obeyed message has made, and that its answer is under way.
+    /// Records the changes that a handled message has made, and that its answer is under way.
     pub(in crate::vhost_user) async fn journal_after(
         &mut self,
         pending: PendingNote,
@@ -317,8 +322,8 @@ impl ServedFrontEnd {
         }
     }
 
-    /// Has a ring that is about to begin record in a region of this session, unless it fits that of
-    /// the front-end, and empties the ring's place there.
+    /// Prepares the in-flight record of a ring that is about to start and does not fit the
+    /// front-end's region: makes a region of the session itself, or zeroes the ring's place there.
     #[allow(clippy::cast_possible_truncation, reason = "a device has some hundred queues")]
     async fn prepare_region(&mut self, index: usize) {
         let (device, is_packed) = (self.device.clone(), self.is_packed());
@@ -330,7 +335,7 @@ impl ServedFrontEnd {
             Some(own) if own.region.is_packed() == is_packed => {
                 return inflight::forget(&own.file, own.area, index, is_packed);
             }
-            // Rings of the other format record there.
+            // The region is for the other ring format, and running rings use it.
             Some(_) if self.session.has_running() => return,
             _ => {}
         }
@@ -351,8 +356,8 @@ impl ServedFrontEnd {
         }
     }
 
-    /// True if the front-end has given a region that a ring records in. One whose size is not set
-    /// yet may turn out to be too large.
+    /// True if the front-end's region has a place for the ring. False for a ring whose size is not
+    /// set yet: it may turn out to be too large.
     fn fits_front_end(&self, index: usize) -> bool {
         let size = self.session.vring(index).map_or(0, |vring| vring.size());
         let fits =
@@ -360,7 +365,8 @@ impl ServedFrontEnd {
         size != 0 && self.inflight.as_ref().is_some_and(fits)
     }
 
-    /// Records in a region that a session of this device has made. False: it cannot be mapped.
+    /// Uses a region that a session of this device has made, for rings that start from now on.
+    /// Returns false if the region cannot be mapped.
     async fn use_own_region(&mut self, area: InflightArea, file: Arc<OwnedFd>) -> bool {
         let (is_packed, theirs) = (self.is_packed(), file.clone());
         let map = move || InflightRegion::map(area, is_packed, theirs.as_fd());
@@ -369,7 +375,7 @@ impl ServedFrontEnd {
         true
     }
 
-    /// Obeys the kept entries of the session again, which a process before this one has noted.
+    /// Handles an entry that a former process has recorded in the session's journal.
     ///
     /// # Errors
     /// [`FrontError`]: an entry breaks a rule. The session must end.
@@ -383,7 +389,8 @@ impl ServedFrontEnd {
         let mut room = FdReservation::at_once().unwrap_or(FdReservation::none());
         match Place::of(key) {
             Some(Place::State) => {
-                // A state of other features is that of a driver before this one.
+                // The restore fails for a state with other features: it belongs to an earlier
+                // driver of the same session, and is ignored.
                 let _ = self.device.restore(&bytes).await;
             }
             Some(Place::OwnInflight) => {
@@ -397,7 +404,8 @@ impl ServedFrontEnd {
                     self.use_own_region(area, Arc::new(file)).await;
                 }
             }
-            // The base that is noted is from before the ring was served.
+            // The recorded base is from before the ring was served. Without an in-flight record,
+            // nobody knows where to resume the ring.
             Some(Place::Kick) if !self.has_record((key & 0xffff) as usize) => {
                 return Err(FrontError::NoRecord { index: key & 0xffff });
             }
@@ -413,7 +421,8 @@ impl ServedFrontEnd {
         Ok(())
     }
 
-    /// The drivers may have missed notifications of the process before this one.
+    /// Notifies the drivers of all running rings, since they may have missed notifications of the
+    /// former process.
     pub(in crate::vhost_user) fn ring_all(&self) {
         for vring in self.vrings.iter().filter(|vring| vring.running.is_some()) {
             if let Some(call) = &vring.call {

@@ -1,5 +1,4 @@
-//! Starts vrings. Those for which the host lacks something are tried again while their session
-//! lives.
+//! Starts vrings. A start that fails for a shortage of the host is retried while the session lives.
 
 use super::{Effect, ServedFrontEnd};
 use manyring_device::StartError;
@@ -10,22 +9,23 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// The first pause before the vrings that wait are tried again, and the longest.
+/// The first and the longest pause before the start of waiting vrings is retried.
 const RETRY_DELAYS: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(2));
 
-/// Vrings whose start failed for want of something that the host may have again: an image that
-/// another process serves, a file descriptor, a thread.
+/// Vrings whose start failed for a shortage that may end: an image that another process serves, a
+/// file descriptor, a thread.
 #[derive(Debug, Default)]
 pub(super) struct Waiting {
     vrings: BTreeSet<usize>,
-    /// When they are tried again; `None`: none waits.
+    /// When their start is retried; `None`: no vring waits.
     due: Option<Instant>,
     pause: Duration,
     is_told: bool,
 }
 
 impl Waiting {
-    /// A vring did not start. True if the operator must be told, which is once in a session.
+    /// Adds a vring that did not start. Returns true if this must be logged, which is once in a
+    /// session.
     fn add(&mut self, index: usize, now: Instant) -> bool {
         self.vrings.insert(index);
         if self.due.is_none() {
@@ -35,7 +35,8 @@ impl Waiting {
         !std::mem::replace(&mut self.is_told, true)
     }
 
-    /// A vring has started, or never will. True if it was the last that waited.
+    /// Removes a vring that has started, or never will. Returns true if it was the last one that
+    /// waited.
     fn remove(&mut self, index: usize) -> bool {
         let was_last = self.vrings.remove(&index) && self.vrings.is_empty();
         if self.vrings.is_empty() {
@@ -44,7 +45,7 @@ impl Waiting {
         was_last
     }
 
-    /// The vrings that are tried now.
+    /// Takes the vrings whose start is retried now.
     fn take(&mut self) -> Vec<usize> {
         self.due = None;
         std::mem::take(&mut self.vrings).into_iter().collect()
@@ -57,7 +58,7 @@ impl ServedFrontEnd {
         self.waiting.due
     }
 
-    /// Tries the vrings again that wait for the host, if their front-end still wants them to run.
+    /// Retries the start of the waiting vrings, if their front-end still wants them to run.
     pub(in crate::vhost_user) async fn start_waiting(&mut self) {
         let indexes = self.waiting.take();
         for effect in self.session.retry::<()>(&indexes) {
@@ -67,8 +68,8 @@ impl ServedFrontEnd {
         }
     }
 
-    /// Starts a vring. False: it will not start. True also if it waits for the host: its guest's
-    /// requests stay in the ring.
+    /// Starts a vring. Returns false if it will not start. Returns true also if its start is
+    /// retried later: until then, the guest's requests stay in the ring.
     pub(super) async fn start(&mut self, index: usize) -> bool {
         let device = self.device.clone();
         let device = device.name();
@@ -89,7 +90,7 @@ impl ServedFrontEnd {
             Err(error) if error.is_shortage() => {
                 self.session.refuse(index);
                 let is_first = self.waiting.add(index, Instant::now());
-                // Of an image the device has told more.
+                // The device has already logged the details of an image that cannot be opened.
                 if is_first && error != StartError::Image {
                     tracing::warn!(
                         device,
@@ -136,8 +137,9 @@ impl ServedFrontEnd {
         Ok(())
     }
 
-    /// The ring of a vring, of which nothing is read yet: the queue's worker does that. The
-    /// front-end decides how long a page fault there lasts, and all sessions wait for this thread.
+    /// Makes the queue of a vring without reading its ring: the queue's worker reads it. A page
+    /// fault in guest memory can take as long as the front-end likes (userfaultfd), and would block
+    /// all sessions on this thread.
     fn ring_of(&self, index: usize) -> Result<(DeviceQueue, RingAddresses), QueueError> {
         let vring = self.session.vring(index).copied().unwrap_or_default();
         let addresses = vring.addresses().ok_or(QueueError::Size { size: vring.size() })?;
@@ -154,13 +156,13 @@ impl ServedFrontEnd {
         Ok((queue, addresses))
     }
 
-    /// Finds where the ring stands of a vring that does not run here, if its in-flight region or
-    /// the ring itself tells that: a process before this one may have run it, and then the
-    /// front-end's base is from before that. On the janitor, as whatever touches guest memory.
+    /// Finds the base of a vring that does not run here, from its in-flight region or from the ring
+    /// itself. A former process may have served the ring, and then the base that the front-end has
+    /// set is too old. Runs on the janitor, like all access to guest memory.
     pub(super) async fn find_base(&mut self, index: usize) {
         let Ok((mut queue, _)) = self.ring_of(index) else { return };
         let find = move || {
-            // A new record would begin at a ring that nobody has served.
+            // An empty record says nothing about the ring: nobody has served it with this record.
             if queue.is_new() {
                 return None;
             }
@@ -177,9 +179,9 @@ impl ServedFrontEnd {
         self.session.found(index, base);
     }
 
-    /// The ring's place in the front-end's in-flight region, or in the one of the session; and a
-    /// place that is too small for the ring. A ring that fits neither is served without a record:
-    /// the region is an aid, and its device goes on.
+    /// The ring's place in the front-end's in-flight region, or in the session's own region; and a
+    /// place in the front-end's region that is too small for the ring. A ring that fits neither
+    /// region is served without a record: it then cannot be resumed after a crash.
     fn record(&self, index: usize, size: u16) -> (Option<Words>, Option<Words>) {
         let is_packed = self.is_packed();
         let mut former = None;
@@ -187,8 +189,8 @@ impl ServedFrontEnd {
             if let Some(place) = theirs.fitting(index, size, is_packed) {
                 return (Some(place), None);
             }
-            // A ring of former days may have fitted, and left a record there. A later one that fits
-            // again must not go on from it: it says nothing of the chains that this ring takes.
+            // An earlier, smaller ring may have left a record in this place. A later ring that fits
+            // again must not resume from it, because it lacks the chains that this ring takes.
             former = theirs.place(index, is_packed);
         }
         let own = self.own_inflight.as_ref();
@@ -201,7 +203,7 @@ impl ServedFrontEnd {
         self.record(index, size).0.is_some()
     }
 
-    /// Tells the operator, once for each region, what the VMM must be told.
+    /// Logs, once for each region, that the ring does not fit, and the option that the VMM needs.
     fn tell_unfit(&mut self, index: usize) {
         let size = self.session.vring(index).map_or(0, |vring| vring.size());
         let Some(theirs) = &self.inflight else { return };

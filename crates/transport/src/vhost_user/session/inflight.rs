@@ -1,4 +1,5 @@
-//! The in-flight region of a session: which may be asked for, and when it may be given.
+//! The in-flight region of a session: which regions a front-end may ask for, and when it may set
+//! one.
 
 use super::{Answer, Effect, Outcome, Session, SessionError};
 use manyring_wire::vhost_user::InflightArea;
@@ -14,7 +15,8 @@ impl Session {
         Ok(Outcome::of(Answer::Inflight(area, size)))
     }
 
-    /// Takes the region that the rings record in. They read it when they start.
+    /// Sets the region in which rings record their chains in flight. Rings read it when they start,
+    /// so it must be set while no ring runs.
     pub(super) fn set_inflight<F>(
         &mut self,
         name: &'static str,
@@ -29,7 +31,7 @@ impl Session {
         Ok(vec![Effect::Inflight(fd.map(|fd| (area, fd)))])
     }
 
-    /// A region that has a place for rings of this device, and for no more.
+    /// Checks that a region has no more places, and no larger ones, than the device has rings.
     fn check_inflight(&self, name: &'static str, area: InflightArea) -> Result<(), SessionError> {
         let InflightArea { queues, queue_size, .. } = area;
         let count_max = self.offer.queue_count;

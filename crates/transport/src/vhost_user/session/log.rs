@@ -1,14 +1,14 @@
-//! The migration log of a session: when there is one, and when rings wait for it.
+//! The migration log of a session: when there is a log, and when rings must wait for it.
 //!
 //! ```text
-//! SET_LOG_BASE               writes are marked there, from the answer on
-//! SET_FEATURES | LOG_ALL     the guest migrates: rings start when there is a log
-//! SET_FEATURES               the guest does not migrate: the log is forgotten
+//! SET_LOG_BASE               from the answer on, writes are marked in this log
+//! SET_FEATURES | LOG_ALL     the guest migrates: rings start only when there is a log
+//! SET_FEATURES               the guest does not migrate: the log is dropped
 //! ```
-//! QEMU gives the log of a device that runs before it sets the bit. A device that starts while its
-//! guest migrates gets the bit, memory and rings, and only then the log; a log from before it
-//! stopped is not looked at any more. The address and the flag that `SET_VRING_ADDR` has for the
-//! log say nothing that the memory table does not say: every ring is logged, where it lies.
+//! To a running device, QEMU sends the log before it sets the bit. A device that starts while its
+//! guest migrates gets the bit, memory and rings, and only then the log; a log from before the
+//! device stopped is stale by then. The log address and flag in `SET_VRING_ADDR` are ignored: every
+//! write to a ring is logged at the guest address that the memory table gives.
 
 use super::{Answer, Effect, OF_TRANSPORT, Outcome, Session};
 use manyring_wire::vhost_user::{F_LOG_ALL, LogArea, Reply};
@@ -20,7 +20,8 @@ pub(super) struct LogState {
 }
 
 impl Session {
-    /// Takes a log, in place of a former one. Always answered, as QEMU expects it.
+    /// Sets the log, in place of a former one. The answer is sent in any case, since QEMU always
+    /// waits for it.
     pub(super) fn set_log<F>(&mut self, area: LogArea, fd: Option<F>) -> Outcome<F> {
         self.log.is_there = true;
         self.forget_refusals();
@@ -28,12 +29,13 @@ impl Session {
         Outcome { effects, answer: Answer::Reply(Reply::U64(0)) }
     }
 
-    /// Forgets the log if there is one.
+    /// Drops the log, if there is one.
     pub(super) fn forget_log<F>(&mut self) -> Option<Effect<F>> {
         std::mem::take(&mut self.log.is_there).then_some(Effect::Log(None))
     }
 
-    /// `SET_FEATURES` is also how a front-end says whether the guest migrates.
+    /// Handles the log bit in `SET_FEATURES`, by which a front-end says whether the guest migrates.
+    /// Returns the effects of the new features.
     pub(super) fn follow_features<F>(&mut self, former: Option<u64>, bits: u64) -> Vec<Effect<F>> {
         let logged = |bits: u64| bits & F_LOG_ALL != 0;
         // The bit is set once more before the rings start: their log comes later, so this one is
@@ -41,9 +43,9 @@ impl Session {
         let is_stale = former.is_some_and(logged) && !self.has_running();
         let ends = !logged(bits) || is_stale;
         let mut effects: Vec<_> = ends.then(|| self.forget_log()).flatten().into_iter().collect();
-        // If the features of a device that runs change by this bit alone, it hears nothing of it.
-        // Equal features without this bit come from a driver that starts its device anew, as UML's
-        // does.
+        // If the features of a running device change by this bit alone, the device is not told.
+        // Equal features without this bit come from a driver that starts its device again, like
+        // UML's, and the device must be told.
         let is_of_log = former.is_some_and(|former| {
             (former ^ bits) & !F_LOG_ALL == 0 && (logged(former) || logged(bits))
         });
@@ -53,7 +55,7 @@ impl Session {
         effects
     }
 
-    /// True while rings must not start, because nobody would mark their writes.
+    /// True while rings must not start, because there is no log to mark their writes in.
     pub(super) fn awaits_log(&self) -> bool {
         self.features.is_some_and(|bits| bits & F_LOG_ALL != 0) && !self.log.is_there
     }

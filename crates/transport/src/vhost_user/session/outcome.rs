@@ -26,17 +26,17 @@ pub enum Effect<F> {
     Start(usize),
     /// Stop the running queue and keep its base.
     Stop(usize),
-    /// Find where the ring stands, of a vring that has all that it needs and does not run.
+    /// Find the base of a vring that is complete and does not run.
     FindBase(usize),
     /// Enable or disable a running queue.
     Enable(usize, bool),
     /// Serve a running queue's ring at these addresses.
     Relocate(usize, RingAddresses),
-    /// Keep the kick, or give it to the running queue; `None` = the ring is polled.
+    /// Store the kick, or give it to the running queue; `None`: the device must poll the ring.
     Kick(usize, Option<F>),
-    /// Keep the call, or give it to the running queue; `None` = the driver polls.
+    /// Store the call, or give it to the running queue; `None`: the driver polls the ring.
     Call(usize, Option<F>),
-    /// Keep the err, or give it to the running queue.
+    /// Store the err eventfd, or give it to the running queue.
     Err(usize, Option<F>),
     /// Write the config space.
     WriteConfig(ConfigAccess, Vec<u8>),
@@ -44,7 +44,7 @@ pub enum Effect<F> {
     BackendChannel(F),
     /// Send a RARP frame from this MAC address, which announces the migrated guest to the network.
     SendRarp([u8; 6]),
-    /// Take this as the MTU that the front-end has told the guest.
+    /// Tell the device the MTU that the front-end has told the guest.
     SetMtu(u64),
     /// The rings that start record their chains in flight in this region; `None`: they record
     /// nothing.
@@ -57,7 +57,7 @@ pub enum Effect<F> {
     LoadState(F),
     /// Undo the driver's writes to the config space: the driver has reset the device.
     ResetConfig,
-    /// Do nothing but log: the request is refused, and an acknowledgement says so.
+    /// Log that the request is refused; an acknowledgement reports the failure.
     Refuse(ParseError),
 }
 
@@ -76,13 +76,13 @@ pub enum Answer {
     Config(ConfigAccess),
     /// A new in-flight region for this many queues and entries, in a payload of this size.
     Inflight(InflightArea, usize),
-    /// That the back-end sends no fd for the device's state, and whether the front-end's was
-    /// refused.
+    /// The answer to `SET_DEVICE_STATE_FD`: the back-end sends no descriptor of its own, and
+    /// whether it has refused the front-end's.
     StateFd,
-    /// Whether the state has been saved, or whether the device has taken it. A device of which a
-    /// ring runs takes none.
+    /// The answer to `CHECK_DEVICE_STATE`: whether the state was saved, or whether the device has
+    /// restored it.
     CheckState {
-        /// No ring runs.
+        /// No ring runs. A device with a running ring restores no state.
         is_suspended: bool,
     },
 }
@@ -97,7 +97,7 @@ pub struct Outcome<F> {
 }
 
 impl<F> Outcome<F> {
-    /// Nothing is to be done before the answer.
+    /// An answer without effects.
     pub(super) fn of(answer: Answer) -> Self {
         Self { effects: Vec::new(), answer }
     }

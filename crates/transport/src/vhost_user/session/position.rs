@@ -1,12 +1,12 @@
-//! Where a ring stands, as `GET_VRING_BASE` answers it.
+//! The base of a ring, as `GET_VRING_BASE` answers it.
 //!
 //! ```text
-//! the queue runs                 it stops, and says where
-//! it has stopped before          the place at which it stopped
-//! it has all that it needs, and does not run (the host lacks something, its ring is wrong):
-//!                                the ring and its in-flight region are asked, since a process
-//!                                before this one may have run it
-//! it never had all               the front-end's base
+//! the queue runs                 stop it: its base
+//! it has stopped before          the base at which it stopped
+//! it is complete, and does not run, because the host has a shortage, or the ring is faulty:
+//!                                read the base from the ring and its in-flight region, since a
+//!                                former process may have served the ring
+//! it was never complete          the base that the front-end has set
 //! ```
 
 use super::{Answer, Effect, KickState, Outcome, Session, SessionError};
@@ -14,8 +14,8 @@ use manyring_queue::Base;
 use manyring_wire::vhost_user::VringState;
 
 impl Session {
-    /// Notes that the queue has stopped at `base`; it needs a new kick to start again. A vring that
-    /// counts as stopped already (its base was set anew) is left as it is.
+    /// Called when the queue has stopped at `base`; it needs a new kick to start again. A vring
+    /// that already counts as stopped, because its base was set while it ran, stays as it is.
     pub fn stopped(&mut self, index: usize, base: Base) {
         if let Some(vring) = self.vrings.get_mut(index).filter(|v| v.running) {
             vring.running = false;
@@ -24,7 +24,7 @@ impl Session {
         }
     }
 
-    /// Notes that a vring which does not run stands at `base`.
+    /// Sets the base that was found for a vring which does not run.
     pub fn found(&mut self, index: usize, base: Base) {
         if let Some(vring) = self.vrings.get_mut(index).filter(|v| !v.running) {
             vring.base = base;
@@ -44,7 +44,7 @@ impl Session {
             false if is_set_up && vring.is_complete() => vec![Effect::FindBase(index)],
             false => Vec::new(),
         };
-        // Whether it ran or not, the vring needs a new kick to start.
+        // Whether the vring ran or not, it needs a new kick to start.
         (vring.kick, vring.is_begun) = (KickState::Unset, false);
         Ok(Outcome { effects, answer: Answer::Base(index) })
     }

@@ -1,11 +1,11 @@
-//! When the device's state may be saved and loaded (vhost-user, "Migrating back-end state").
+//! Saving and loading the device's state (vhost-user, "Migrating back-end state").
 //!
 //! ```text
 //! GET_VRING_BASE of each ring                    the device is suspended
 //! SET_DEVICE_STATE_FD save | .. | CHECK          at the source
 //! SET_DEVICE_STATE_FD load | .. | CHECK          at the destination, before a ring starts
 //! ```
-//! At the destination the features may come before or after that: the device waits for them.
+//! At the destination, SET_FEATURES may come before or after the load: the device waits for it.
 
 use super::{Answer, Effect, Outcome, Session};
 use manyring_wire::vhost_user::{
@@ -13,7 +13,7 @@ use manyring_wire::vhost_user::{
 };
 
 impl Session {
-    /// A transfer begins. An unknown kind of transfer, or one while a ring runs, is refused.
+    /// Begins a transfer. Refuses an unknown kind of transfer, and any while a ring runs.
     pub(super) fn begin_transfer<F>(&self, transfer: StateTransfer, fd: Option<F>) -> Outcome<F> {
         let is_stopped = transfer.phase == STATE_STOPPED && !self.has_running();
         let effect = match transfer.direction {
@@ -27,7 +27,7 @@ impl Session {
         }
     }
 
-    /// The front-end asks for the result of the transfer.
+    /// Ends the transfer, whose result the front-end asks for.
     pub(super) fn end_transfer<F>(&self) -> Outcome<F> {
         Outcome::of(Answer::CheckState { is_suspended: !self.has_running() })
     }

@@ -1,27 +1,27 @@
-//! What the front-end has not sent of a device that it has begun to set up.
+//! Finds the messages that a front-end has not sent for a device that it has begun to set up.
 //!
 //! ```text
-//! a ring has all that it needs, and there is no memory:           the memory is not shared
-//! no ring is served, and the front-end has begun one of them:     its messages that are missing
+//! a ring is complete, and there is no memory:                     the memory is missing
+//! no ring is served, and the front-end has begun one of them:     messages of that ring
 //! ```
-//! A ring that is served shows that the front-end is through: what it leaves out of others is none
-//! of our business. Firmware uses one queue of several, a guest fewer pairs than it has, and rings
-//! that are disabled by a message were disabled on purpose. `GET_VRING_BASE` ends what was begun of
-//! a ring: the front-end begins the ring again with the next message that sets it up.
+//! If a ring is served, the front-end has completed its setup, and rings that are incomplete are
+//! meant to be so: firmware uses one queue of several, a guest fewer pairs than the device has, and
+//! a ring that a message has disabled was disabled on purpose. After `GET_VRING_BASE` a ring counts
+//! as not begun, until the next message that sets it up.
 
 use super::{F_PROTOCOL_FEATURES, Session, Vring};
 
-/// What a front-end has not sent, and without which no ring is served.
+/// Messages that a front-end has not sent, and without which no ring is served.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Unsent {
-    /// The guest's memory: its rings are set up.
+    /// The memory table, although rings are complete.
     Memory,
-    /// Messages of this vring, the first that was begun: their names.
+    /// These messages of this vring, which is the first that was begun.
     OfVring(usize, Vec<&'static str>),
 }
 
 impl Session {
-    /// What the front-end has not sent, if no ring is served for want of it.
+    /// The messages that the front-end has not sent, if no ring is served because of that.
     #[must_use]
     pub fn unsent(&self) -> Option<Unsent> {
         if self.regions.is_empty() {
@@ -37,7 +37,8 @@ impl Session {
         Some(Unsent::OfVring(index, missing))
     }
 
-    /// The messages that a vring lacks for being served. None of one that waits for the host.
+    /// The messages without which a vring is not served. The list is empty for a vring whose start
+    /// is retried.
     fn missing(&self, vring: &Vring) -> Vec<&'static str> {
         let is_to_be_enabled = self.features() & F_PROTOCOL_FEATURES != 0;
         let lacks = [

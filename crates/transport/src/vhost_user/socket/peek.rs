@@ -1,5 +1,5 @@
 //! Reads a message without taking it from the socket: if this process is killed, the next one reads
-//! it again (`estate.rs`).
+//! the message again (`saved_session.rs`).
 
 use super::{Connection, Message, SocketError};
 use crate::vhost_user::meter::Meter;
@@ -12,20 +12,20 @@ use std::mem::MaybeUninit;
 use std::time::Duration;
 use tokio::io::Interest;
 
-/// A message as it lies in the socket.
+/// A message that was peeked.
 struct Seen {
     header: Header,
     payload: Vec<u8>,
     fds: Vec<OwnedFd>,
-    /// The file descriptors are its own, not those of the next message.
+    /// The file descriptors belong to this message, and not to the next one.
     has_fds: bool,
-    /// All of it is there, with all of its file descriptors.
+    /// The message is complete, with all of its file descriptors.
     is_whole: bool,
 }
 
 impl Connection {
-    /// The next message. If the session is kept, it stays in the socket until [`Self::consume`],
-    /// unless it arrives in pieces. May be cancelled and called again.
+    /// Reads the next message. If the session has a journal, the message stays in the socket until
+    /// [`Self::consume`], unless it arrives in pieces. May be cancelled and called again.
     ///
     /// # Errors
     /// Those of [`Connection::receive`].
@@ -49,8 +49,8 @@ impl Connection {
         self.receive(silence, meter).await
     }
 
-    /// Takes a message that was read by [`Self::next`] from the socket. Its bytes are received and
-    /// paid for as those of any message.
+    /// Takes a message from the socket that [`Self::next`] has peeked. Receiving its bytes is
+    /// charged like that of any message.
     ///
     /// # Errors
     /// Those of [`Connection::receive`].
@@ -65,7 +65,7 @@ impl Connection {
         Ok(())
     }
 
-    /// True if the socket's next bytes are these.
+    /// True if the next bytes of the socket are `expected`.
     pub(in crate::vhost_user) fn begins_with(&self, expected: &[u8]) -> bool {
         let mut bytes = vec![0; expected.len()];
         let flags = RecvFlags::DONTWAIT | RecvFlags::PEEK;
@@ -76,8 +76,9 @@ impl Connection {
         received.is_ok_and(|received| received.bytes == expected.len()) && bytes == expected
     }
 
-    /// Reads the next message and leaves it in the socket. `None`: its fds have no room now, or it
-    /// has not arrived as a whole, or it is malformed, which the ordinary receipt will report.
+    /// Reads the next message and leaves it in the socket. `None`: there is no room for its
+    /// descriptors, or it is incomplete, or malformed. The caller then receives the message, which
+    /// reports the error.
     async fn peek(&self, meter: &Meter) -> Result<Option<Message>, SocketError> {
         loop {
             self.stream.readable().await?;
@@ -96,7 +97,7 @@ impl Connection {
             let adopt = |fd| self.origin.adopt(fd, &mut room);
             let mut fds: Vec<_> = fds.into_iter().map(adopt).collect();
             if !has_fds {
-                // The janitor closes them.
+                // These are the next message's, which is read again later. The janitor closes them.
                 fds.clear();
             }
             let message = Message { header, payload, fds, is_peeked: true };
@@ -106,24 +107,24 @@ impl Connection {
 }
 
 impl Message {
-    /// True if it has the size and the fds of its request. An unsound one is judged as it is
-    /// received.
+    /// True if the message has the size and the number of descriptors that its request must have.
     fn is_sound(&self) -> bool {
         let row = row_of(self.header.request);
         row.is_some_and(|row| Request::parse(row, &self.payload, self.fds.len()).is_ok())
     }
 }
 
-/// Looks at the next message without waiting. `None`: there is no header of a request.
+/// Peeks at the next message without waiting. `None`: the next bytes are no header of a known
+/// request.
 ///
-/// The kernel gives a peek the fds of the bytes that it has read, and also those of the bytes
-/// behind them, unless the bytes that were read have fds themselves. So one byte more is asked for:
-/// if it comes, the fds are those of the next message.
+/// A peek returns the descriptors of the bytes that it has read, or, if these bytes have none,
+/// those of the bytes behind them. So one byte more than the message is asked for: if that byte
+/// comes, the descriptors belong to the next message.
 fn peek_once(stream: impl AsFd) -> io::Result<Option<Seen>> {
     let flags = RecvFlags::DONTWAIT | RecvFlags::PEEK | RecvFlags::CMSG_CLOEXEC;
     let mut bytes = vec![0; HEADER_SIZE];
     let len = {
-        // The kernel has no space for fds here, and so makes none.
+        // Without space for control messages, the kernel installs no descriptors for this peek.
         let mut slices = [IoSliceMut::new(&mut bytes)];
         let mut control = RecvAncillaryBuffer::default();
         rustix::net::recvmsg(&stream, &mut slices, &mut control, flags)?.bytes
