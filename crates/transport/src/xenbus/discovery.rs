@@ -1,25 +1,26 @@
-//! Finds the devices: watches which appear and vanish below `backend/KIND` of the domain's home.
+//! Finds the devices: watches the folders that appear and vanish below `backend/KIND` of the
+//! domain's home.
 
 use super::DeviceId;
 use super::store::{Changed, Store, StoreError, Watch};
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-/// At most how many devices, of all kinds, are known at a time; further ones are ignored.
+/// The most devices, of all kinds together, that are known at a time; further ones are ignored.
 pub const DEVICES_MAX: usize = 4096;
-/// Pause before xenstore is asked again, if it did not answer or had no room.
+/// Pause before a request is repeated, if xenstore did not answer or had no room.
 const PASSING_RETRY_DELAY: Duration = Duration::from_millis(200);
 
 /// A device that is new, or that is gone.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Presence {
-    /// Its back-end's folder exists now. Some of its nodes may not be written yet.
+    /// The device's back-end folder exists now. Some of its nodes may not be written yet.
     Appeared(DeviceId),
     /// The folder was removed.
     Vanished(DeviceId),
 }
 
-/// The devices that are known. Pure: the caller lists them.
+/// The known devices. Pure: the caller passes the listings of xenstore in.
 #[derive(Debug, Default)]
 pub struct Known {
     devices: BTreeSet<DeviceId>,
@@ -31,7 +32,8 @@ impl Known {
         self.devices.iter()
     }
 
-    /// Takes a listing of all devices of one kind, and returns which are gone, then which are new.
+    /// Compares a listing of all devices of one kind with the known ones. Returns the devices that
+    /// have vanished, then those that are new.
     pub fn look(&mut self, kind: &str, listing: BTreeSet<DeviceId>) -> Vec<Presence> {
         let of_kind = |id: &&DeviceId| id.kind == kind;
         let gone = self.devices.iter().filter(of_kind).filter(|id| !listing.contains(*id));
@@ -49,7 +51,7 @@ impl Known {
     }
 }
 
-/// The devices of a domain's folder. Names that are no numbers are left out.
+/// The devices in a domain's folder. Names that are no numbers are ignored.
 #[must_use]
 pub fn listing(kind: &str, domain: &str, children: &[String]) -> Vec<DeviceId> {
     let Some(domain) = number(domain).and_then(|n| u16::try_from(n).ok()) else {
@@ -59,7 +61,7 @@ pub fn listing(kind: &str, domain: &str, children: &[String]) -> Vec<DeviceId> {
     devices.map(|device| DeviceId { kind: kind.to_owned(), domain, device }).collect()
 }
 
-/// The number that a folder is named after. Only its usual spelling counts: `01` would be another
+/// Parses the name of a folder as a number. `None` for another spelling, like `01`: that is another
 /// folder than `1`.
 fn number(name: &str) -> Option<u32> {
     let number: u32 = name.parse().ok()?;
@@ -74,7 +76,7 @@ fn concerns(kind: &str, path: &str) -> bool {
     path[at + folder.len()..].split('/').filter(|name| !name.is_empty()).count() <= 2
 }
 
-/// Follows the devices of some kinds.
+/// Reports the devices of some kinds that appear and vanish.
 #[derive(Debug)]
 pub struct Discovery {
     store: Store,
@@ -123,7 +125,7 @@ impl Discovery {
     }
 }
 
-/// Lists all devices of a kind. If xenstore does not answer or has no room, asks until it does.
+/// Lists all devices of a kind. Retries while xenstore does not answer or has no room.
 async fn list_patiently(store: &Store, kind: &str) -> Result<BTreeSet<DeviceId>, StoreError> {
     let mut is_told = false;
     loop {

@@ -1,20 +1,20 @@
-//! xenbus: the disks of Xen guests, which are offered and connected through xenstore.
+//! xenbus: offers disks to Xen guests through xenstore, and connects their front-ends.
 //!
 //! xenstore is a tree of strings that the tool stack, back-ends and front-ends write and watch. A
 //! device is two folders in it: the back-end's, in the home of the domain that serves, and the
 //! front-end's, in the home of the guest.
 //!
 //! ```text
-//! discovery   which devices there are: a watch on backend/KIND, the difference of two listings
-//! store       the client: requests and replies, watches, transactions
-//! negotiate   which nodes are read, and the typed records that they make up
+//! discovery   finds the devices, by a watch on backend/KIND and the difference of two listings
+//! store       the client of xenstore: requests and replies, watches, transactions
+//! negotiate   the nodes that are read, and the typed records that are made of them
 //! state       the handshake, pure: (state, event) -> (state, actions)
-//! readings    how often the nodes of a device are read
+//! readings    limits how often the nodes of a device are read
 //! serve       one device: reads nodes for the state machine and carries out its actions
 //! simulated   the hypervisor's part of a simulated Xen: seats and event channels
 //! ```
-//! This module knows no rings, grants and event channels: the implementation of [`Host`] maps and
-//! starts them. Why it is built like this: docs/design/0010.
+//! This module does not touch rings, grants and event channels: the implementation of [`Host`] maps
+//! and starts them. docs/design/0010 gives the reasons for this design.
 
 mod discovery;
 pub mod negotiate;

@@ -1,4 +1,4 @@
-//! xenstore keys <-> typed records: the nodes of a device that are read, and the errors in them.
+//! Parses the nodes of a device in xenstore into typed records, and reports errors in them.
 //!
 //! The table of the nodes, and the records that they make up, are in `wire::xen`. This file adds
 //! the whole path of the node to each error, and checks the rules that concern several folders.
@@ -14,11 +14,12 @@ use manyring_wire::xen::state::XenbusState;
 pub const HOTPLUG_STATUS: &str = "hotplug-status";
 /// The node in which a hotplug script reports why it failed.
 pub const HOTPLUG_ERROR: &str = "hotplug-error";
-/// The offers of a back-end that cannot be taken back from a connected front-end.
+/// Nodes that a former process may have offered to a front-end that is still connected, so this
+/// process must not offer less.
 const OFFERED: [Key; 3] =
     [keys::MULTI_QUEUE_MAX_QUEUES, keys::MAX_RING_PAGE_ORDER, keys::FEATURE_MAX_INDIRECT_SEGMENTS];
 
-/// The nodes of a device, as they were at one time. A folder that does not exist has no nodes.
+/// One reading of the nodes of a device. A folder that does not exist has no nodes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Seen {
     /// The back-end's folder.
@@ -67,8 +68,8 @@ pub fn queues_offered(back: &Nodes) -> u32 {
     Offer::parse(back).map_or(0, |offer| offer.queues_max)
 }
 
-/// The offer to a front-end that a former process has left connected: that process's offer where it
-/// is larger than `offer`.
+/// The offer to a front-end that a former process has left connected: of each limit, the larger one
+/// of that process's offer and of `offer`.
 pub(super) fn offer_left(back: &Nodes, offer: Offer) -> Offer {
     let Ok(former) = Offer::parse(back) else { return offer };
     Offer {
@@ -79,15 +80,15 @@ pub(super) fn offer_left(back: &Nodes, offer: Offer) -> Offer {
     }
 }
 
-/// The nodes of the front-end's folder that are read first.
+/// The nodes of the front-end's folder that are read first; they tell which queues there are.
 pub fn front_names() -> impl Iterator<Item = &'static str> {
     let of_front = |key: &&Key| key.folder == Folder::Front && key.writer == Writer::Front;
     keys::KEYS.iter().filter(of_front).map(|key| key.name)
 }
 
-/// The names of the nodes of the front-end's queues, as its first nodes number them. None while the
-/// front-end is in a state in which they do not count. None either if the numbers are wrong, or
-/// larger than `queues_max`: the front-end is refused for that, and its queues need not be read.
+/// The names of the nodes of the front-end's queues. The list is empty in a state in which these
+/// nodes have no meaning. It is also empty if the number of queues is wrong, or larger than
+/// `queues_max`: the front-end is refused for that, and its queues need not be read.
 #[must_use]
 pub fn queue_names(front: &Nodes, queues_max: u32) -> Vec<String> {
     use XenbusState::{Closed, Closing, Initialising, Unknown};
@@ -112,7 +113,8 @@ pub fn queue_names(front: &Nodes, queues_max: u32) -> Vec<String> {
     names
 }
 
-/// The state in a folder's `state` node; `Unknown` if there is no node. `None`: it holds no state.
+/// The state in a folder's `state` node; `Unknown` if there is no such node. `None`: the value of
+/// the node is no state.
 #[must_use]
 pub fn state_of(nodes: &Nodes) -> Option<XenbusState> {
     value(nodes, keys::FRONT_STATE.name).map_or(Some(XenbusState::Unknown), XenbusState::parse)
@@ -121,7 +123,7 @@ pub fn state_of(nodes: &Nodes) -> Option<XenbusState> {
 /// The state of the front-end.
 ///
 /// # Errors
-/// [`Reason::Node`]: the node holds no state.
+/// [`Reason::Node`]: the value of the node is no state.
 pub(super) fn front_state(folder: &str, front: &Nodes) -> Result<XenbusState, Reason> {
     let key = keys::FRONT_STATE;
     let wrong = |fault| Reason::node(folder, KeyError { key: key.name.to_owned(), fault });
@@ -129,7 +131,7 @@ pub(super) fn front_state(folder: &str, front: &Nodes) -> Result<XenbusState, Re
     Ok(state_of(front).unwrap_or_default())
 }
 
-/// The tool stack's nodes of the device.
+/// Parses the nodes of the device that the tool stack has written.
 ///
 /// # Errors
 /// * [`Reason::Node`]: a node is wrong, or the front-end's domain is not that of the folder.
@@ -163,7 +165,7 @@ pub(super) fn hotplug_failure(id: &DeviceId, back: &Nodes) -> Option<Reason> {
     Some(Reason::Hotplug { folder: id.back_folder(), text })
 }
 
-/// The front-end's nodes of its connection: its rings and event channels.
+/// Parses the nodes in which the front-end names its rings and event channels.
 ///
 /// # Errors
 /// [`Reason::Node`]: a node is missing or wrong, or asks for more than was offered.
@@ -171,7 +173,7 @@ pub(super) fn connection(folder: &str, front: &Nodes, offer: &Offer) -> Result<C
     Connection::parse(front, offer).map_err(|error| Reason::node(folder, error))
 }
 
-/// The path of the first node, other than the state, that has changed between two readings.
+/// The path of the first node that differs between two readings, apart from the state.
 pub(super) fn first_change(folder: &str, was: &Nodes, is: &Nodes) -> String {
     let names = was.keys().chain(is.keys()).filter(|name| *name != keys::FRONT_STATE.name);
     let changed = names.min_by_key(|name| was.get(*name) == is.get(*name));
@@ -187,7 +189,7 @@ pub(super) fn offer_to(assignment: &Assignment, mut offer: Offer) -> Offer {
     offer
 }
 
-/// The disk as this front-end is to see it.
+/// The disk for this front-end, with the flags for read-only and removable disks.
 pub(super) fn disk_for(assignment: &Assignment, mut disk: DiskGeometry) -> DiskGeometry {
     if !assignment.writable {
         disk.info |= VDISK_READONLY;
@@ -198,8 +200,8 @@ pub(super) fn disk_for(assignment: &Assignment, mut disk: DiskGeometry) -> DiskG
     disk
 }
 
-/// The disk for a front-end that a former process has left connected: its sectors are as large as
-/// that process said, because the front-end reads the node once, when it connects.
+/// The disk for a front-end that a former process has left connected. It keeps the sector size that
+/// the former process has written, because a front-end reads that node only when it connects.
 pub(super) fn disk_left(back: &Nodes, disk: DiskGeometry) -> DiskGeometry {
     let sector_size = match value(back, keys::SECTOR_SIZE.name) {
         Some(b"512") => 512,

@@ -1,6 +1,6 @@
-//! `Readings`: how often the nodes of a device are read. A guest can change its nodes without end.
-//! Each reading is work for xenstore and for this process, and delays the transactions of other
-//! devices.
+//! `Readings`: limits how often the nodes of a device are read. A guest can change its nodes
+//! without end, and each reading is work for xenstore and for this process, and delays the
+//! transactions of other devices.
 
 use manyring_engine::Rate;
 use std::time::Duration;
@@ -8,10 +8,10 @@ use tokio::time::Instant;
 
 /// Shortest time between two readings.
 const RETRY_DELAY: Duration = Duration::from_millis(20);
-/// How many readings may follow each other after [`RETRY_DELAY`]. A device that is attached,
-/// connected or detached needs about ten.
+/// How many readings may follow each other at intervals of [`RETRY_DELAY`]. Attaching, connecting
+/// or detaching a device needs about ten.
 const BURST: u32 = 64;
-/// The time between two readings after that: each device has eight a second.
+/// The time between two readings after such a burst: eight per second for each device.
 const RENEWAL: Duration = Duration::from_millis(125);
 
 /// When the nodes of a device may be read.
@@ -22,7 +22,7 @@ pub(super) struct Readings {
 }
 
 impl Readings {
-    /// For a device whose nodes were not read yet.
+    /// The limit of a device whose nodes were not read yet.
     pub(super) fn new(now: Instant) -> Self {
         Self { last: None, rate: Rate::of(BURST, RENEWAL, now) }
     }

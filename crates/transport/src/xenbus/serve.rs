@@ -17,11 +17,11 @@ use std::time::Duration;
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 
-/// Pause before a disk is opened again that could not be opened or connected, if a guest that a
-/// former process has left connected waits for it.
+/// Pause before opening or connecting a disk is retried, for a guest that a former process has left
+/// connected.
 const OPEN_RETRY_DELAY: Duration = Duration::from_secs(1);
-/// Pause before nodes are read again that changed while they were read, and before xenstore is
-/// asked again if it did not answer or had no room.
+/// Pause before nodes are read again that changed while they were read, and before a request is
+/// repeated that xenstore did not answer, or had no room for.
 const PASSING_RETRY_DELAY: Duration = Duration::from_millis(200);
 
 /// Why a host cannot serve a device.
@@ -30,7 +30,7 @@ const PASSING_RETRY_DELAY: Duration = Duration::from_millis(200);
 pub struct HostError {
     /// The reason, in words for the device's `error` node.
     pub text: String,
-    /// The host lacks something that it may have later, such as memory or file descriptors.
+    /// Another attempt may succeed later: for example, memory or file descriptors are short now.
     pub is_passing: bool,
 }
 
@@ -46,8 +46,8 @@ impl HostError {
 /// order: `open`, any number of `connect` and `disconnect` in turn, `close`. An `open` that follows
 /// another one replaces it.
 pub trait Host: Send {
-    /// At most how many queues a front-end gets. More are neither offered nor read, unless a former
-    /// process has offered them.
+    /// The most queues of a front-end. More are neither offered nor read, unless a former process
+    /// has offered them.
     fn queues_max(&self) -> u32;
 
     /// Opens the disk that the tool stack names, and returns the features that can be offered for
@@ -55,7 +55,7 @@ pub trait Host: Send {
     ///
     /// # Errors
     /// [`HostError`], which is written to the device's `error` node. If a former process has left a
-    /// front-end connected, the error is only logged, and the disk is opened again later.
+    /// front-end connected, the error is only logged, and opening is retried later.
     fn open<'a>(
         &'a mut self,
         assignment: &'a Assignment,
@@ -64,9 +64,9 @@ pub trait Host: Send {
     /// Maps the rings, binds the event channels, starts the queues.
     ///
     /// # Errors
-    /// [`HostError`]; nothing of the front-end may be in use any more then. If rings were to be
-    /// taken over and the error passes, it is only logged, and the disk is opened again later: the
-    /// implementation must leave the rings as they were.
+    /// [`HostError`]: nothing of the front-end may stay mapped or open. If the rings of a former
+    /// process should be resumed and the error is passing, it is only logged, and opening is
+    /// retried later: the implementation must then leave the rings as they were.
     fn connect<'a>(
         &'a mut self,
         config: &'a Negotiated,
@@ -79,10 +79,10 @@ pub trait Host: Send {
     fn close(&mut self);
 }
 
-/// A message of the rest of the process to a device.
+/// A message from other tasks of the process to the task of a device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Command {
-    /// Its disk has another size.
+    /// The disk has another size.
     Resized(DiskGeometry),
     /// A queue met a fault of the front-end.
     Fault {
@@ -91,9 +91,9 @@ pub enum Command {
         /// The fault, in words for the log and the `error` node.
         text: String,
     },
-    /// The operator takes the device away: asks the front-end to close it, and waits until it has.
+    /// Remove the device: ask the front-end to close it, and wait until it has.
     Detach,
-    /// The operator takes the device away at once.
+    /// Remove the device at once.
     DetachNow,
     /// The discovery has seen that the back-end's folder was removed. The device ends if the folder
     /// is not there now.
@@ -109,12 +109,12 @@ pub enum ServeError {
 }
 
 /// Serves a device until it has vanished, or until `stop` turns true: then the queues stop and the
-/// nodes stay as they are, so that the next process takes the device over.
+/// nodes stay as they are, so that the next process can take the device over.
 ///
-/// The queues need nothing of xenstore. While xenstore does not answer, the queues run, and reads
-/// and writes are tried again. If the connection is lost, the queues run on too, until `stop` turns
-/// true. A caller that finds the connection lost ([`Store::lost`]) must open another one, turn
-/// `stop` true, and serve the device again with the new connection, which takes the rings over.
+/// Queues do not need xenstore while they run. If xenstore does not answer, or the connection is
+/// lost, the queues keep running, and reads and writes are retried or left out. A caller that finds
+/// the connection lost ([`Store::lost`]) must open another one, turn `stop` true, and serve the
+/// device again with the new connection, which resumes the rings.
 ///
 /// # Errors
 /// [`ServeError`]: xenstore refuses a read or write that the device needs; the queues have stopped.
@@ -163,7 +163,7 @@ struct Device<'a> {
     /// The front-end's nodes, as they were read last; `None` if they were not read yet.
     nodes: Option<Nodes>,
     stop: watch::Receiver<bool>,
-    /// Whether the last reading found the back-end's folder; `None`: it did not succeed.
+    /// Whether the last reading found the back-end's folder; `None`: the reading failed.
     is_there: Option<bool>,
     /// Queues run.
     is_running: bool,
@@ -238,9 +238,9 @@ impl Device<'_> {
         }
     }
 
-    /// Reads the nodes and gives them to the state machine. True if they must be read again: the
-    /// front-end changed its nodes during the reading, or xenstore did not answer. Until then the
-    /// nodes that were read before count.
+    /// Reads the nodes and gives them to the state machine. Returns true if they must be read
+    /// again: the front-end changed its nodes during the reading, or xenstore did not answer. The
+    /// nodes of the last reading hold until then.
     async fn look(&mut self) -> Result<bool, StoreError> {
         let mut stop = self.stop.clone();
         self.is_there = None;
@@ -266,7 +266,7 @@ impl Device<'_> {
     }
 
     /// Reads and returns the nodes of the back-end, and reads those of the front-end into `nodes`.
-    /// True if the latter could not be read now: `nodes` has the values of the last reading.
+    /// The flag is true if the front-end's could not be read: `nodes` then has the last reading.
     async fn read(&mut self) -> Result<(Nodes, bool), StoreError> {
         let folder = self.back.id().back_folder();
         let names: Vec<_> = back_names().map(str::to_owned).collect();
@@ -284,7 +284,7 @@ impl Device<'_> {
                 self.tell_passing(&error);
                 return Ok((back, true));
             }
-            // A guest may withdraw our permission to read its nodes: it counts as having none.
+            // A guest may withdraw our permission to read its nodes: treat it as having no nodes.
             Err(StoreError::Refused { error, .. }) => {
                 tracing::warn!(
                     device = %self.back.id(),
@@ -386,9 +386,9 @@ impl Device<'_> {
         Ok(())
     }
 
-    /// Writes and removes nodes in one transaction, which is tried again while it conflicts with
-    /// others or xenstore does not answer. When the process ends, the nodes stay as they are.
-    /// False: the back-end's folder is gone.
+    /// Writes and removes nodes in one transaction, which is retried while it conflicts with others
+    /// or xenstore does not answer. When the process ends, the nodes stay as they are. Returns
+    /// false if the back-end's folder is gone.
     async fn write(&mut self, changes: &[Change]) -> Result<bool, StoreError> {
         let state = format!("{}/{}", self.back.id().back_folder(), keys::BACK_STATE.name);
         loop {
@@ -421,7 +421,7 @@ fn refusal(HostError { text, is_passing }: HostError) -> Event {
     if is_passing { Event::Delayed(text) } else { Event::Failed(text) }
 }
 
-/// Returns when `stop` turns true: the process ends, or serves the device anew.
+/// Returns when `stop` turns true: the process ends, or serves the device with another connection.
 async fn stopped(stop: &mut watch::Receiver<bool>) {
     let _ = stop.wait_for(|stop| *stop).await;
 }

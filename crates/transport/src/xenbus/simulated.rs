@@ -1,8 +1,9 @@
-//! `SimulatedXen`: asks a simulated Xen for the hypervisor's services to a back-end: lending the
-//! pages of domains, and binding event channels.
+//! `SimulatedXen`: calls a simulated Xen for the services that the hypervisor gives a back-end:
+//! access to the pages of domains, and event channels.
 //!
-//! The simulated Xen listens for these calls beside its xenstore (`wire::xen::hypercall`). A call
-//! waits for its answer, so it must not be made on a thread that may not wait.
+//! The simulated Xen listens for these calls at a socket beside that of its xenstore
+//! (`wire::xen::hypercall`). A call blocks until its answer, so the control thread must not make
+//! it.
 
 use manyring_memory::simgrant::SimGrants;
 use manyring_wire::xen::hypercall::{CALL_SIZE, Hypercall, Outcome, SOCKET_SUFFIX};
@@ -18,7 +19,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-/// At most how many file descriptors come with an answer.
+/// The most file descriptors of an answer.
 const FDS_MAX: usize = 2;
 /// Longest wait for an answer.
 const TIMEOUT: Duration = Duration::from_secs(10);
@@ -28,12 +29,12 @@ const TIMEOUT: Duration = Duration::from_secs(10);
 pub struct SimulatedXen {
     /// Locked from a call to its answer.
     stream: Mutex<UnixStream>,
-    /// By domain: our seat there, and how many [`Seat`]s share it.
+    /// By domain: the seat of this process, and how many [`Seat`]s share it.
     seats: Mutex<HashMap<u16, (Arc<SimGrants>, usize)>>,
 }
 
-/// A share in the seat from which this process maps pages of a domain. The seat is given back when
-/// the last share is dropped; no page of the domain may be mapped then.
+/// A share in the seat by which this process may map pages of a domain. Dropping the last share
+/// returns the seat; no page of the domain may be mapped then.
 #[derive(Debug)]
 pub struct Seat {
     xen: Arc<SimulatedXen>,
@@ -41,18 +42,18 @@ pub struct Seat {
     grants: Arc<SimGrants>,
 }
 
-/// The memory of a domain, for another process that maps pages of it from our seat.
+/// The memory of a domain, for another process that maps pages of it by this process's seat.
 #[derive(Debug)]
 pub struct Lent {
     /// The domain's grant table and pages.
     pub file: OwnedFd,
     /// Entries of the table.
     pub entries: u32,
-    /// The seat. It is given back when the connection ends: then that process must be gone.
+    /// The seat. It is returned when the connection ends; the other process must have ended before.
     pub seat: u8,
 }
 
-/// Our end of an event channel. Its port is closed when this is dropped.
+/// This process's end of an event channel. Dropping it closes the port.
 #[derive(Debug)]
 pub struct Channel {
     xen: Arc<SimulatedXen>,
@@ -88,8 +89,8 @@ impl SimulatedXen {
             }
             None => {
                 let grants = self.seat(domain).inspect_err(|_| {
-                    // The server may have given us the seat and its answer was lost: give it back.
-                    // No other share needs it, since this process has none in that domain.
+                    // The server may have assigned the seat, and its answer was lost: return it. No
+                    // other share uses it, since this process has no share in that domain.
                     let _ = self.call(Hypercall::Detach { domain });
                 })?;
                 let grants = Arc::new(grants);
@@ -105,8 +106,8 @@ impl SimulatedXen {
         SimGrants::new(file, entries, 0, seat).map_err(|_| Errno::NOMEM)
     }
 
-    /// Takes the seat of `domain` for another process, and maps nothing. No [`Seat`] of this
-    /// connection may be there.
+    /// Takes the seat of `domain` for another process, and maps nothing. This connection must have
+    /// no [`Seat`] of the domain.
     ///
     /// # Errors
     /// As for [`Self::attach`].
@@ -117,8 +118,8 @@ impl SimulatedXen {
         Ok(Lent { file, entries: outcome.first, seat })
     }
 
-    /// Binds to the port `remote_port` that `domain` has made for us. Returns our end, and its two
-    /// eventfds: the one that is signalled for us, and the one that signals the other end.
+    /// Binds to the port `remote_port` that `domain` has created for this back-end. Returns the
+    /// local end, and its two eventfds: one that signals this end, and one that signals the other.
     ///
     /// # Errors
     /// `EINVAL`: there is no such port, or it is bound already. `EMFILE`: this process can have no
@@ -135,8 +136,8 @@ impl SimulatedXen {
         Ok((channel, own, other))
     }
 
-    /// Makes a call. Returns its outcome and the file descriptors that came with it: fewer than
-    /// the server has sent, if this process can have no more.
+    /// Makes a call. Returns its outcome and the received file descriptors: fewer than the server
+    /// has sent, if `RLIMIT_NOFILE` is reached.
     fn call(&self, call: Hypercall) -> Result<(Outcome, Vec<OwnedFd>), Errno> {
         let mut stream = self.stream.lock().unwrap_or_else(PoisonError::into_inner);
         let failed = |error: std::io::Error| Errno::from_io_error(&error).unwrap_or(Errno::IO);
@@ -148,7 +149,8 @@ impl SimulatedXen {
         let flags = RecvFlags::WAITALL | RecvFlags::CMSG_CLOEXEC;
         let received = retry_on_intr(|| recvmsg(&*stream, &mut slices, &mut control, flags));
         let received = received.inspect_err(|_| {
-            // The answer may still come, and the next call would take it for its own: hang up.
+            // The answer may still come, and the next call would take it for its own. So close the
+            // connection.
             let _ = stream.shutdown(Shutdown::Both);
         })?;
         let fds = control.drain().filter_map(|message| match message {
@@ -169,7 +171,7 @@ impl SimulatedXen {
 }
 
 impl Seat {
-    /// The pages that the domain lends.
+    /// The pages to which the domain has granted access.
     #[must_use]
     pub fn grants(&self) -> &Arc<SimGrants> {
         &self.grants

@@ -1,11 +1,11 @@
 //! The xenbus handshake of one device as a pure state machine: (state, event) -> (state, actions).
 //!
-//! No I/O, no clock: the nodes come as they were read in one transaction, and the actions say what
-//! to write, what to start and what to stop. `F` is the state of the front-end, `B` the value of
-//! the back-end's own `state` node when somebody else wrote it.
+//! It does no I/O and knows no clock: an event has the nodes as they were read in one transaction,
+//! and the actions say what to write, start and stop. `F` is the state of the front-end, `B` the
+//! value of the back-end's own `state` node if another process wrote it.
 //!
 //! ```text
-//! phase      what comes                            what is done                       next phase
+//! phase      event                                 actions                            next phase
 //! New        B = Initialising                      Open                               Opening
 //!            B = a state of a former process       Open                               Opening
 //!            B = Closed                            -                                  Closed
@@ -44,8 +44,8 @@
 //! any        the back-end's folder is gone         Disconnect; Close                  New
 //!            Leave                                 Disconnect, nothing is written     Left
 //! ```
-//! Nodes that are seen while an answer is awaited (`Opening`, `Starting`, `Stopping`) count when
-//! the answer has come. After an error the front-end must change its state before it is served.
+//! Nodes that are read while an answer is awaited (`Opening`, `Starting`, `Stopping`) are handled
+//! after the answer. After an error the front-end must change its state before it is served.
 
 mod connect;
 mod event;
@@ -69,7 +69,7 @@ enum Next {
     Left,
 }
 
-/// How far the device has come.
+/// The phase of the handshake, as the module's documentation shows.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Phase {
     New,
@@ -90,7 +90,7 @@ struct Running {
     front: Nodes,
 }
 
-/// The disk that was opened, and its offer, as this front-end is to see them.
+/// The disk that was opened, and the offer, both for this front-end.
 #[derive(Clone, Debug)]
 struct Opened {
     assignment: Assignment,
@@ -104,24 +104,24 @@ pub struct Back {
     id: DeviceId,
     phase: Phase,
     seen: Seen,
-    /// The state that we, or a former process, have last written to the back-end's `state` node;
-    /// `Unknown` before that.
+    /// The state that this process, or a former one, has last written to the back-end's `state`
+    /// node; `Unknown` before that.
     told: XenbusState,
     /// The assignment that is being opened, or was opened.
     assignment: Option<Assignment>,
     opened: Option<Opened>,
-    /// The operator takes the device away.
+    /// The operator removes the device.
     detaching: bool,
-    /// This process ends, once the awaited answer has come.
+    /// This process ends after the awaited answer.
     leaving: bool,
     /// The state of the front-end when the device failed. The front-end is not served before its
     /// state is another one.
     barred: Option<Option<XenbusState>>,
     reason: Option<Reason>,
-    /// Why the rings of a former process are not taken over yet.
+    /// Why the rings of a former process are not resumed yet.
     waits_for: Option<String>,
-    /// A former process has offered the device, and this one has neither offered nor connected it
-    /// yet.
+    /// A former process has offered the device, and this process has neither offered nor connected
+    /// it yet.
     inherited: bool,
     /// The number of the last connection ([`Negotiated::number`]).
     number: u32,
@@ -211,7 +211,8 @@ impl Back {
             Event::DetachNow => self.detach_now(&mut actions),
             Event::Leave => self.leaving = true,
         }
-        // Each call goes to a later phase. This ends, because a way back needs an awaited answer.
+        // Each call moves to a later phase. The loop ends, because moving back to an earlier phase
+        // needs an answer, which is another event.
         while self.advance(&mut actions) {}
         actions
     }
@@ -284,7 +285,7 @@ impl Back {
 
     fn resized(&mut self, disk: DiskGeometry, actions: &mut Vec<Action>) {
         let Some(opened) = &mut self.opened else { return };
-        // A front-end may have been told other blocks than the disk has (`disk_left`).
+        // Keep the block sizes: a front-end may have been told other ones (`disk_left`).
         let DiskGeometry { sector_size, physical_sector_size, .. } = opened.disk;
         let disk = negotiate::disk_for(&opened.assignment, disk);
         opened.disk = DiskGeometry { sector_size, physical_sector_size, ..disk };
@@ -301,8 +302,8 @@ impl Back {
         }
     }
 
-    /// Goes on to the next phase, if the nodes as they were last seen lead to one. False: the phase
-    /// stays.
+    /// Moves to the next phase, if the nodes of the last reading lead to one. Returns false if the
+    /// phase stays.
     fn advance(&mut self, actions: &mut Vec<Action>) -> bool {
         match self.phase {
             Phase::Starting(_) | Phase::Stopping(_) | Phase::Left => return false,
@@ -343,8 +344,8 @@ impl Back {
     /// Advances a device whose back-end's folder does not exist, or has no `state` node yet.
     fn advance_gone(&mut self, actions: &mut Vec<Action>) -> bool {
         match self.phase {
-            // Nothing was begun. (A device in this phase with an assignment waits for something
-            // that the host lacks, and may have an open disk.)
+            // Nothing was begun. (A device in this phase that has an assignment waits for a
+            // shortage of the host to end, and may have an open disk.)
             Phase::New if self.assignment.is_none() => {}
             Phase::Connected(_) => self.disconnect(Next::Closed, actions),
             _ => {
@@ -356,8 +357,8 @@ impl Back {
         false
     }
 
-    /// Begins from the state that the tool stack, or a former process, has left. Nothing is opened
-    /// for a device that is to go and has no rings.
+    /// Begins from the state that the tool stack, or a former process, has left. Opens nothing for
+    /// a device that must be removed and has no rings.
     fn begin_with(&mut self, front: XenbusState, actions: &mut Vec<Action>) -> bool {
         use XenbusState::{Closing, Connected, InitWait, Initialised, Initialising};
         self.told = state_of(&self.seen.back).unwrap_or(Initialising);
@@ -411,8 +412,7 @@ impl Back {
             XenbusState::Initialising => self.disconnect(Next::Waiting, actions),
             _ => match self.is_as_negotiated() {
                 Ok(()) => self.ask_to_close(actions),
-                // The front-end has given up its rings and made others, as it does after its domain
-                // was resumed.
+                // The front-end has made new rings, as it does after its domain was resumed.
                 Err(Reason::Changed { .. }) if front == XenbusState::Initialised => {
                     self.disconnect(Next::Waiting, actions);
                 }
@@ -430,7 +430,7 @@ impl Back {
         self.offer_again(actions)
     }
 
-    /// True if the tool stack or the operator wants the device to go.
+    /// True if the tool stack or the operator removes the device.
     fn is_unwanted(&self) -> bool {
         let closes = |state| matches!(state, XenbusState::Closing | XenbusState::Closed);
         let is_asked = state_of(&self.seen.back).is_some_and(closes) && !closes(self.told);
@@ -438,8 +438,8 @@ impl Back {
         self.detaching || is_asked || online == Ok(false)
     }
 
-    /// As [`Self::is_unwanted`], for a device that a former process may have served. If its `state`
-    /// node says `Closing`, the tool stack wants it to go.
+    /// As [`Self::is_unwanted`], for a device that a former process may have served: if its `state`
+    /// node says `Closing`, the tool stack removes it.
     fn is_over(&self) -> bool {
         self.is_unwanted() || self.told == XenbusState::Closing
     }
@@ -449,7 +449,7 @@ impl Back {
         state_of(&self.seen.back) == Some(XenbusState::Unknown)
     }
 
-    /// Writes `Closing` if the device is to go. The front-end is served until it has closed.
+    /// Writes `Closing` if the device is removed. The front-end is served until it has closed.
     fn ask_to_close(&mut self, actions: &mut Vec<Action>) {
         if self.told != XenbusState::Closing && self.is_unwanted() {
             self.switch(XenbusState::Closing, actions);

@@ -1,9 +1,9 @@
 //! The xenstore client: requests and replies, watches and transactions, for any number of tasks.
 //!
-//! A task of its own owns the connection (`store/connection.rs`). It sends requests, gives each
-//! reply to the task that waits for it, and notes the events of each watch. Events are hints: a
-//! watch keeps a bounded set of the paths that changed, and if there were more it says "look at
-//! everything". So a guest that changes its nodes without end takes no memory of this process.
+//! A task owns the connection (`store/connection.rs`). It sends requests, gives each reply to the
+//! task that waits for it, and collects the events of each watch. A watch keeps a bounded set of
+//! the paths that changed; if there were more, it reports [`Changed::Many`], and its owner must
+//! read everything. So a guest that changes its nodes without end cannot use up memory here.
 
 mod connection;
 mod transaction;
@@ -29,16 +29,16 @@ pub const DEVICE: &str = "/dev/xen/xenbus";
 const MESSAGE_SIZE_MAX: usize = 4096;
 /// Longest wait for a reply.
 const REPLY_TIMEOUT: Duration = Duration::from_secs(10);
-/// At most how often a transaction is tried while others write the nodes that it reads.
+/// The most attempts of a transaction while other clients write the nodes that it reads.
 const TRIES_MAX: u32 = 16;
-/// First pause between two tries. It doubles each time, up to 32 times this.
+/// First pause between two attempts. It doubles each time, up to 32 times this.
 const TRY_DELAY: Duration = Duration::from_millis(1);
-/// At most how many bytes the names of one node's children have.
+/// The most bytes of the names of one node's children.
 const CHILDREN_SIZE_MAX: usize = 1 << 20;
-/// At most how many requests wait to be sent, not counting those whose replies nobody needs.
+/// The most requests that wait to be sent, not counting those whose replies nobody needs.
 const ORDERS_MAX: usize = 256;
-/// At most how many transactions are open at a time. A domain that is not privileged may have ten
-/// (`quota-transactions`), which it shares with everything in it that uses xenstore.
+/// The most transactions that are open at a time. An unprivileged domain may have ten
+/// (`quota-transactions`), which all programs of the domain share.
 const TRANSACTIONS_MAX: usize = 5;
 
 /// Where xenstore is.
@@ -68,7 +68,7 @@ pub fn default_endpoint() -> Option<StoreEndpoint> {
     }
 }
 
-/// Why xenstore could not do something.
+/// Why a request to xenstore failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[allow(missing_docs, reason = "the Display text says what each field is")]
 pub enum StoreError {
@@ -126,11 +126,11 @@ impl StoreError {
 #[derive(Clone, Debug)]
 pub struct Store {
     /// `/local/domain/N`, to which all other paths are relative. The client makes them absolute,
-    /// because on its socket the server knows no home.
+    /// because the server does not know the domain of a client on its unix socket.
     home: Arc<str>,
     orders: mpsc::UnboundedSender<Order>,
-    /// Room for requests whose reply somebody waits for. Other requests need no limit: each ends a
-    /// watch or a transaction, of which there are few.
+    /// Limits the requests for whose reply a task waits. Other requests need no limit: each ends a
+    /// watch or a transaction, and their number is limited.
     room: Arc<Semaphore>,
     transactions: Arc<Semaphore>,
     table: Arc<Table>,
@@ -163,7 +163,7 @@ impl Store {
         Ok(Self { home, orders, room, transactions, table })
     }
 
-    /// Waits until the connection is over, and says why.
+    /// Waits until the connection is over, and returns the reason.
     pub async fn lost(&self) -> StoreError {
         StoreError::Lost(self.table.wait_end().await)
     }
@@ -244,8 +244,8 @@ impl Store {
         }
     }
 
-    /// Begins a transaction, to be ended by [`Tries::end`]. Waits while the most that are allowed
-    /// are open, and tries again if the server has no room for one.
+    /// Begins a transaction, which the caller must end by [`Tries::end`]. Waits while the maximum
+    /// of transactions is open, and retries if the server has no room for one.
     ///
     /// # Errors
     /// [`StoreError::Contended`]: the server had no room in 16 tries. Any other: xenstore refuses,
@@ -257,7 +257,7 @@ impl Store {
             let permit = self.transactions.clone().acquire_owned();
             let permit = tokio::time::timeout(REPLY_TIMEOUT, permit).await;
             let Ok(Ok(permit)) = permit else { return Err(silent) };
-            // If the caller gives up waiting, this task goes on, and ends the transaction that the
+            // If the caller is cancelled, this task continues, and ends the transaction that the
             // server may still begin.
             let begun = tokio::spawn(self.clone().begun(permit));
             match tokio::time::timeout(REPLY_TIMEOUT, begun).await {
@@ -296,7 +296,7 @@ impl Store {
         self.wait(request, reply).await
     }
 
-    /// Sends a request, and returns where its reply will come. The server answers the requests of a
+    /// Sends a request, and returns the receiver of its reply. The server answers the requests of a
     /// connection in the order in which they were sent.
     async fn send(&self, request: &Request<'_>, tx_id: u32) -> Result<Reply, StoreError> {
         let (sender, reply) = oneshot::channel();
@@ -361,7 +361,7 @@ fn parse(path: &str) -> Result<Path<'_>, StoreError> {
     Path::parse(path.as_bytes()).map_err(wrong)
 }
 
-/// The names in a list. Names that are not UTF-8 cannot be those of our nodes, and are left out.
+/// The names in a list. Names that are not UTF-8 are ignored: this program uses no such nodes.
 fn names(payload: &[u8]) -> Vec<String> {
     let names = wire::strings(payload).filter(|name| !name.is_empty());
     names.filter_map(|name| std::str::from_utf8(name).ok()).map(str::to_owned).collect()

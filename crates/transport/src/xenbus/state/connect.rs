@@ -1,5 +1,5 @@
 //! Connects to the rings that a front-end names, or that a former process has left connected; and
-//! checks that the nodes still name the rings that run.
+//! checks that the front-end's nodes still name the running rings.
 
 use super::super::negotiate::{self, Reason, state_of};
 use super::{Action, Back, Negotiated, Phase, Running};
@@ -38,7 +38,7 @@ impl Back {
         }
     }
 
-    /// Compares the connection that runs with the front-end's nodes.
+    /// Checks that the front-end's nodes still name the running connection.
     ///
     /// # Errors
     /// [`Reason::Changed`]: the nodes name another connection. [`Reason::Node`]: one is wrong.
@@ -62,7 +62,7 @@ impl Back {
     }
 
     /// True if a former process was killed after the front-end had answered its offer, and before
-    /// it had told the front-end that it is connected.
+    /// the process had written `Connected`.
     pub(super) fn is_left_connecting(&self) -> bool {
         use XenbusState::{Connected, InitWait, Initialised};
         self.inherited

@@ -1,4 +1,4 @@
-//! The events that the state machine of a device is given, and the actions that it answers with.
+//! The events that the state machine of a device handles, and the actions that it returns.
 
 use manyring_wire::xen::device::{Assignment, Connection, DiskGeometry, Offer};
 
@@ -22,8 +22,8 @@ pub enum Event {
     Stopped,
     /// The answer to [`Action::Open`] or [`Action::Connect`]: it failed for this reason.
     Failed(String),
-    /// The answer to [`Action::Open`] or [`Action::Connect`]: the host lacks something that it may
-    /// have later.
+    /// The answer to [`Action::Open`] or [`Action::Connect`]: it failed for this reason, and
+    /// another attempt may succeed later.
     Delayed(String),
     /// A queue has met a fault of the front-end.
     Fault {
@@ -35,11 +35,11 @@ pub enum Event {
     },
     /// The disk has another size.
     Resized(DiskGeometry),
-    /// The operator takes the device away: the front-end is asked to close it.
+    /// The operator removes the device: the front-end is asked to close it.
     Detach,
-    /// The operator takes the device away, whatever the front-end does.
+    /// The operator removes the device at once, whatever the front-end does.
     DetachNow,
-    /// This process ends. The nodes stay as they are, and the next process takes the rings over.
+    /// This process ends. The nodes stay as they are, and the next process resumes the rings.
     Leave,
 }
 
@@ -65,7 +65,7 @@ pub enum Action {
 pub struct Change {
     /// The node.
     pub path: String,
-    /// Its new value; `None`: remove the node, if it exists.
+    /// The new value; `None`: remove the node, if it exists.
     pub value: Option<String>,
 }
 
@@ -82,7 +82,7 @@ pub struct Negotiated {
     pub persistent: bool,
     /// The offer that the front-end got.
     pub offer: Offer,
-    /// The rings are those of a former process and may hold requests that it took and did not
+    /// A former process has served the rings, which may hold requests that it took and did not
     /// answer. Otherwise both indices of each ring begin at 0.
     pub takeover: bool,
     /// A former process has offered the device, and may have had these event channels until a

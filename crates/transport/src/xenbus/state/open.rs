@@ -1,6 +1,5 @@
-//! Opens the disk that the tool stack names, and checks that the open disk is still the one it
-//! names. The tool stack may remove and write the device's folders at any time, even between two
-//! readings.
+//! Opens the disk that the tool stack names, and checks that it still names the open disk. The tool
+//! stack may remove and rewrite the device's folders at any time, even between two readings.
 
 use super::super::negotiate::{self, Reason, state_of};
 use super::{Action, Back, Next, Phase};
@@ -24,8 +23,8 @@ impl Back {
     /// The disk cannot be opened, or the rings cannot be connected: the device is closed.
     ///
     /// A front-end that a former process has left connected would lose its disk for good by that,
-    /// and waits for responses anyway. So for such a front-end the disk is opened again later,
-    /// whatever the error; and its rings are connected again later if the error passes.
+    /// and it can wait for responses. So for such a front-end, opening is retried after any error,
+    /// and connecting its rings is retried after a passing one.
     pub(super) fn failed(&mut self, text: String, is_passing: bool, actions: &mut Vec<Action>) {
         let is_kept = match &self.phase {
             Phase::Opening => self.is_left_connected(),
@@ -40,15 +39,15 @@ impl Back {
         }
     }
 
-    /// Why the rings of a former process are not taken over yet, if so. The caller must read the
-    /// nodes again later.
+    /// Why the rings of a former process are not resumed yet; `None`: none wait. The caller must
+    /// read the nodes again later.
     #[must_use]
     pub fn waits_for(&self) -> Option<&str> {
         self.waits_for.as_deref()
     }
 
-    /// Offers the open disk to the front-end, if it is the one that the tool stack names; else
-    /// opens that one first.
+    /// Offers the open disk to the front-end. If the tool stack names another disk, opens that disk
+    /// first.
     pub(super) fn offer_again(&mut self, actions: &mut Vec<Action>) -> bool {
         if self.is_fit() {
             return self.wait(actions);
@@ -57,7 +56,7 @@ impl Back {
         self.begin(actions)
     }
 
-    /// True if the open disk is the one that the tool stack names.
+    /// True if the tool stack still names the open disk.
     pub(super) fn is_fit(&self) -> bool {
         let opened = self.opened.as_ref();
         opened.is_some_and(|opened| {
@@ -72,13 +71,14 @@ impl Back {
         asked.is_ok_and(|asked| !is_same(assignment, &asked))
     }
 
-    /// True if the tool stack has written the device anew: we never write `Initialising`.
+    /// True if the tool stack has created the device again: only the tool stack writes the state
+    /// `Initialising`.
     pub(super) fn has_begun_anew(&self) -> bool {
         state_of(&self.seen.back) == Some(XenbusState::Initialising)
             && !matches!(self.told, XenbusState::Unknown | XenbusState::Initialising)
     }
 
-    /// The tool stack has written the device anew: forgets all that happened before.
+    /// Handles a device that the tool stack has created again: resets the state machine.
     pub(super) fn advance_anew(&mut self, actions: &mut Vec<Action>) -> bool {
         if matches!(self.phase, Phase::Connected(_)) {
             self.disconnect(Next::Waiting, actions);
@@ -97,8 +97,8 @@ impl Back {
     }
 }
 
-/// True if both name the same disk in the same way. `online` is left out: it says only whether the
-/// device is to stay.
+/// True if both assignments name the same disk with the same settings. `online` is ignored: it only
+/// says whether the device is being removed.
 fn is_same(one: &Assignment, other: &Assignment) -> bool {
     let online = one.online;
     *one == Assignment { online, ..other.clone() }

@@ -55,7 +55,7 @@ impl Back {
         }
     }
 
-    /// Notes the state that is being written. Until the nodes are read again, it counts as read.
+    /// Stores the state that is being written, also in the nodes of the last reading.
     pub(super) fn tell(&mut self, state: XenbusState) {
         self.told = state;
         if let Some(value) = self.seen.back.get_mut(keys::BACK_STATE.name) {
@@ -64,7 +64,7 @@ impl Back {
     }
 
     /// Writes the size and block sizes, then the state: a front-end watches only the state, and
-    /// reads the others when it is written.
+    /// reads the other nodes when the state is written, even if its value stays the same.
     pub(super) fn write_disk(&mut self, state: XenbusState, actions: &mut Vec<Action>) {
         let Some(opened) = &self.opened else { return };
         let mut writes = opened.disk.emit();

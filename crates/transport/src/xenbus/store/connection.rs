@@ -1,4 +1,5 @@
-//! The task that owns a connection to xenstore: sends requests, hands out replies and events.
+//! The task that owns a connection to xenstore: it sends requests, and hands out replies and
+//! events.
 
 use super::watch::WatchState;
 use super::{StoreEndpoint, StoreError};
@@ -14,7 +15,7 @@ use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::sync::{Notify, OwnedSemaphorePermit, mpsc, oneshot};
 
-/// At most how many requests wait for their replies; until one comes, no further request is sent.
+/// The most requests that wait for their replies; until a reply comes, no further request is sent.
 const AWAITED_MAX: usize = 1024;
 /// Bytes that are read at a time.
 const READ_SIZE: usize = 8192;
@@ -28,9 +29,9 @@ pub(super) struct Order {
     pub(super) req_id: u32,
     /// The operation.
     pub(super) op: StoreOp,
-    /// Where the reply goes; `None`: nobody needs it.
+    /// The sender to the task that waits for the reply; `None`: nobody needs the reply.
     pub(super) reply: Option<oneshot::Sender<Result<Vec<u8>, ErrorName>>>,
-    /// Its place among the requests that wait to be sent.
+    /// The permit of a request that waits to be sent, which sending releases.
     pub(super) permit: Option<OwnedSemaphorePermit>,
 }
 
@@ -51,7 +52,7 @@ impl Table {
         self.last_id.fetch_add(1, Ordering::Relaxed) % (u32::MAX - 1) + 1
     }
 
-    /// A token for a new watch, whose events are noted in `state`.
+    /// A token for a new watch, whose events are collected in `state`.
     pub(super) fn add_watch(&self, state: Arc<WatchState>) -> u32 {
         let token = self.last_token.fetch_add(1, Ordering::Relaxed);
         self.watches().insert(token, state);
@@ -140,11 +141,11 @@ struct AwaitedReply {
 struct Connection {
     fd: AsyncFd<OwnedFd>,
     table: Arc<Table>,
-    /// Messages to be sent, each by a call of its own: the device file takes no two in one call.
+    /// Messages to send, each by its own call of write: the device file takes one per call.
     output: VecDeque<Vec<u8>>,
     /// How many bytes of the first message were sent.
     sent: usize,
-    /// Bytes that were read and are no whole message yet.
+    /// Received bytes that are not a complete message yet.
     input: Vec<u8>,
     awaited: BTreeMap<u32, AwaitedReply>,
 }
@@ -190,7 +191,8 @@ impl Connection {
                 ready = self.fd.ready(interest) => {
                     let mut guard = ready?;
                     let ready = guard.ready();
-                    // Clear only the readiness that ended with EAGAIN: the runtime waits for it.
+                    // Clear only the readiness whose call failed with EAGAIN, so that `ready` waits
+                    // for it.
                     let mut read = Vec::new();
                     if ready.is_readable() {
                         match read_some(self.fd.get_ref()) {
@@ -230,7 +232,7 @@ impl Connection {
         }
     }
 
-    /// Hands out all whole messages of the input.
+    /// Handles all complete messages of the input.
     fn receive(&mut self) -> Result<(), ConnectionEnd> {
         let mut input = std::mem::take(&mut self.input);
         let mut at = 0;
@@ -282,8 +284,8 @@ fn read_some(fd: &OwnedFd) -> Result<Vec<u8>, Errno> {
 /// Sends the messages that wait, one by one.
 ///
 /// # Errors
-/// `EAGAIN`: the rest must wait. `EPIPE`: the server is gone. (The process ignores `SIGPIPE`, as
-/// every Rust program does.)
+/// `EAGAIN`: the rest must wait. `EPIPE`: the server has closed the connection. (The process
+/// ignores `SIGPIPE`, as every Rust program does.)
 fn send_all(fd: &OwnedFd, output: &mut VecDeque<Vec<u8>>, sent: &mut usize) -> Result<(), Errno> {
     while let Some(message) = output.front() {
         *sent += rustix::io::write(fd, &message[*sent..])?;

@@ -1,12 +1,12 @@
-//! Transactions: reads and writes that take effect together, and are tried again if others write
-//! the same nodes before the end.
+//! Transactions: reads and writes that take effect together, and are retried if other clients write
+//! the same nodes before the commit.
 
 use super::{ORDERS_MAX, Store, StoreError, TRIES_MAX, TRY_DELAY, parse};
 use manyring_wire::xen::store::Request;
 use std::time::Duration;
 use tokio::sync::OwnedSemaphorePermit;
 
-/// How often a transaction may still be tried, if others change the nodes that it reads or writes.
+/// Counts the attempts of a transaction, which is retried if other clients change its nodes.
 ///
 /// ```text
 /// loop { begin a transaction; read and write in it; end it; leave unless it must be tried again }
@@ -24,11 +24,12 @@ impl Default for Tries {
 }
 
 impl Tries {
-    /// Commits the transaction if `result` is good, and drops it otherwise. `None`: others have
-    /// changed its nodes. The caller must try it again now; this function has paused already.
+    /// Commits the transaction if `result` is `Ok`, and drops it otherwise. `None`: other clients
+    /// have changed its nodes. The caller must retry it now; this function has paused already.
     ///
     /// # Errors
-    /// That of `result`, or of the commit. [`StoreError::Contended`]: this was the 16th try.
+    /// The error of `result`, or of the commit. [`StoreError::Contended`]: this was the last
+    /// attempt, the 16th.
     pub async fn end<T>(
         &mut self,
         mut transaction: Transaction,
@@ -74,7 +75,7 @@ impl Transaction {
         self.store.read_in(path, self.id).await
     }
 
-    /// Reads many nodes. Sends many requests at once, instead of waiting for each reply.
+    /// Reads many nodes. Sends many requests before it waits for replies.
     ///
     /// # Errors
     /// As for [`Store::read`].

@@ -1,4 +1,4 @@
-//! Watches: collect the paths that have changed, until their owner asks for them.
+//! Watches: they collect the paths that have changed, until their owner asks for these.
 
 use super::{Store, StoreError};
 use manyring_wire::xen::path::Watched;
@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, PoisonError};
 use tokio::sync::Notify;
 
-/// At most how many changed paths are remembered. If there are more: [`Changed::Many`].
+/// The most changed paths that are collected; if there are more, [`Changed::Many`] is reported.
 const PATHS_MAX: usize = 256;
 
 /// The changes since the last call of [`Watch::changed`].
@@ -15,7 +15,7 @@ const PATHS_MAX: usize = 256;
 pub enum Changed {
     /// These paths changed. They are absolute.
     Paths(BTreeSet<String>),
-    /// More paths changed than are remembered.
+    /// More paths changed than are collected.
     Many,
 }
 
@@ -55,8 +55,8 @@ impl WatchState {
     }
 }
 
-/// Watches on nodes and everything below them, whose events come together. Each watch fires once
-/// when it is set. The watches are removed when this is dropped.
+/// A set of watches on nodes and everything below them, whose events are collected together. Each
+/// watch fires once when it is set. Dropping this removes the watches.
 #[derive(Debug)]
 pub struct Watch {
     store: Store,
@@ -99,7 +99,7 @@ impl Watch {
         let name = token.to_string();
         let request = Request::Watch { watched, token: name.as_bytes(), depth: None };
         let result = self.store.ask(&request, 0).await.map(drop);
-        // A server that did not answer in time may set the watch later: have it removed.
+        // A server that did not answer in time may still set the watch later: remove it.
         if result.is_err() && self.paths.remove(&token).is_some() {
             self.store.unwatch(token, path);
         }
