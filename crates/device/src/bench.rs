@@ -27,8 +27,8 @@ use std::sync::Arc;
 const SLOT: (u32, u32) = (0, 0);
 /// Time between two turns.
 const TURN_NS: u64 = 1000;
-/// Where time begins: so late that no clock of this machine reaches it. A block queue reads the
-/// clock itself when requests are done; every request then has taken 0 ns, on every run.
+/// The start of the simulated time, later than any value of this machine's clock. A block queue
+/// reads the real clock when requests complete, so every request seems to take 0 ns, in every run.
 const EPOCH_NS: u64 = 1 << 62;
 /// Longest frame that the guest of a receiveq expects: an MTU of 1500, Ethernet header, VLAN tag.
 const ROOM_SIZE: usize = 1500 + 18;

@@ -10,31 +10,31 @@
 //! start(activation):  open the backend's queue: a disk's, or one half of a port's
 //!                     activation.running(handler, stats, ..) -> Pool::start -> handle
 //! a turn of a blk queue (blk/virtio.rs):
-//!     pop a batch; of each chain: copy the header, parse it, check it against the disk
-//!     what needs no disk has its completion at once; the rest is one burst to DiskQueue::submit
-//!     reap; of each completion: write the status byte, push the chain
+//!     pop a batch; for each chain: copy the header, parse it, check it against the disk
+//!     requests without disk I/O complete at once; all others are one burst to DiskQueue::submit
+//!     reap; for each completion: write the status byte, push the chain
 //! a turn of a transmitq (net/tx.rs):
-//!     pop a batch; of each chain: copy the header, check it; a wrong frame is dropped and counted
-//!     the burst goes to PortTx::send; the chains of frames that it took are pushed
-//!     the port is full? the rest stays, in order, until it reports
+//!     pop a batch; for each chain: copy the header, check it; drop and count a wrong frame
+//!     the burst goes to PortTx::send; the chains of frames that the port took are pushed
+//!     if the port is full, the other frames stay, in order, until the port has room
 //! a turn of a receiveq (net/rx.rs):
-//!     pop buffers ahead; while the port has frames, and the turn's measure is not full:
-//!     read one into the buffers, or copy one that the port lends; the rules drop it or let it in
-//!     write the header with num_buffers; push the buffers; sixteen frames are visible together
+//!     pop buffers ahead; while the port has frames, and the turn's bound is not reached:
+//!     read one into the buffers, or copy one that the port lends; the rules drop or accept it
+//!     write the header with num_buffers; push the buffers; publish sixteen frames together
 //! ```
 //! The engine publishes, calls the driver, sleeps and wakes; a handler does none of these
-//! (`manyring_engine::Handler` lists its methods). The reasons for this border:
-//! 1. **A handler knows only the time that it is given.** It names the events that make its next
-//!    turn worthwhile (buffers from the driver, a port, a time), and the engine waits for them.
-//! 2. **All that is taken is returned, or can be given back.** Buffers and frames that are not
-//!    begun go back when memory changes, when the queue stops and when it is disabled; a request of
-//!    a disk is waited for (`blk/pending.rs`).
-//! 3. **A change of the control thread reaches running queues in one way.** It is set once
-//!    (`live.rs`), and each queue takes it when it is told to: link, offloads, MTU, filter.
-//! 4. **Two devices, the same files.** `config.rs` has the offer, `handler.rs` the border to the
-//!    engine, `mod.rs` the device. A worker serves the ring of a network device's control queue
-//!    (`net/ctrl.rs`); a task of the control thread obeys its commands, because they may have to
-//!    wait for the host.
+//! (`manyring_engine::Handler` lists its methods). The reasons for this division:
+//! 1. **A handler does not read the clock.** It names the events that make its next turn worthwhile
+//!    (buffers from the driver, a port, a time), and the engine waits for them.
+//! 2. **Every popped chain is pushed, or can be put back.** Buffers and frames that are not in use
+//!    yet go back into the ring when memory changes, when the queue stops and when it is disabled;
+//!    the queue waits for requests that a disk has begun (`blk/pending.rs`).
+//! 3. **Changes of the control thread reach running queues in one way.** The control thread sets a
+//!    value (`live.rs`), and each queue loads it when it is told to: link, offloads, MTU, filter.
+//! 4. **Both devices have the same files.** `config.rs` has the offer, `handler.rs` the interface
+//!    to the engine, `mod.rs` the device. A worker serves the ring of a network device's control
+//!    queue (`net/ctrl.rs`); a task of the control thread carries its commands out, because they
+//!    may have to wait for the host.
 #![forbid(unsafe_code)]
 #![deny(clippy::print_stdout, clippy::print_stderr)]
 
@@ -126,7 +126,8 @@ pub fn is_shortage(errno: Errno) -> bool {
     SHORTAGES.contains(&errno)
 }
 
-/// A result that may take a while: of the host's network lock, or of a worker.
+/// A result that may take a while, for example until the kernel's network lock is free, or until a
+/// worker has carried out an order.
 pub type PendingResult<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
 /// Keeps the state of a driver for the device of another process that will serve this guest.
@@ -155,7 +156,7 @@ pub trait Device: Send + Sync + std::fmt::Debug {
         0
     }
 
-    /// Virtqueues the device has at most.
+    /// The most virtqueues of the device.
     fn queue_count(&self) -> usize;
 
     /// Entries a virtqueue may have at most.
@@ -181,8 +182,8 @@ pub trait Device: Send + Sync + std::fmt::Debug {
     /// A value that changes with each change of the config space that the driver has not made.
     fn config_changes(&self) -> watch::Receiver<u64>;
 
-    /// True if packed rings of this device tell where they go on
-    /// ([`manyring_queue::DeviceQueue::trailed`]): no front-end keeps an in-flight region for them.
+    /// True if packed rings of this device record in the ring itself where they must be resumed
+    /// ([`manyring_queue::DeviceQueue::trailed`]), since no front-end keeps an in-flight region.
     fn trails_rings(&self) -> bool {
         false
     }
@@ -219,7 +220,8 @@ pub trait Device: Send + Sync + std::fmt::Debug {
         Box::pin(std::future::ready(false))
     }
 
-    /// Notes the MTU that the front-end has told its guest. False: the device cannot have it.
+    /// Sets the MTU that the front-end has told its guest. Returns false if the device cannot have
+    /// this MTU.
     fn set_front_end_mtu(&self, mtu: u64) -> bool {
         let _ = mtu;
         false
@@ -229,8 +231,8 @@ pub trait Device: Send + Sync + std::fmt::Debug {
     /// a device like this one in another process. No ring runs.
     fn save(&self) -> Vec<u8>;
 
-    /// Sets the journal of the settings that the driver makes by a control queue. It gets them
-    /// before the driver learns that a command was obeyed. `None`: nobody keeps them.
+    /// Sets the journal of the settings that the driver makes by a control queue. The device writes
+    /// each setting to the journal before it answers the command. `None`: there is no journal.
     fn keep_state_by(&self, journal: Option<Arc<dyn StateJournal>>) {
         let _ = journal;
     }

@@ -12,7 +12,7 @@ impl<T> Live<T> {
         Arc::new(Self(Mutex::new(Arc::new(value))))
     }
 
-    /// Sets the value. The caller must tell the queues that follow it.
+    /// Sets the value. The caller must then tell the queues to refresh.
     pub(crate) fn set(&self, value: T) {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Arc::new(value);
     }

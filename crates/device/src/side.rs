@@ -1,5 +1,5 @@
-//! `HostSide`: the side of a device that faces the host and the operator, in whichever process its
-//! queues run (docs/design/0029).
+//! `HostSide`: the part of a device that concerns host and operator, whether its queues run in this
+//! process or in another one (docs/design/0029).
 
 use crate::blk::blkif::XenBlkDevice;
 use crate::blk::{BlkDevice, HostDisk, Resize};
@@ -9,7 +9,8 @@ use manyring_engine::Limit;
 use manyring_engine::stats::QueueClass;
 use std::sync::Arc;
 
-/// What is shown of a device, and what an operator may ask of it.
+/// The properties and counters of a device that are shown, and the changes that an operator can
+/// make.
 #[derive(Clone, Debug)]
 pub struct HostSide {
     /// The device's name in the configuration.
@@ -42,7 +43,7 @@ pub struct DiskSide {
     pub resizes: Arc<dyn Resize>,
 }
 
-/// What the owner of a device has whose queues another process serves.
+/// The supervisor's part of a device whose queues another process serves.
 #[derive(Clone, Debug)]
 pub enum Owned {
     /// A disk.
@@ -137,7 +138,7 @@ impl Owned {
         }
     }
 
-    /// What is shown of the device, which has this name and as many queues.
+    /// The [`HostSide`] of the device, which has this name and this many queues.
     #[must_use]
     pub fn side(&self, name: &str, queues: usize) -> HostSide {
         let disk = |is_xen, host: &Arc<HostDisk>| {

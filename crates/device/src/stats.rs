@@ -1,10 +1,12 @@
-//! `DeviceStats`: the counters of a device's queues, which whoever shows the device shares with it.
+//! `DeviceStats`: the counters of a device's queues, shared by the device and the code that shows
+//! them.
 
 use manyring_engine::QueueStats;
 use manyring_engine::stats::QueueClass;
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
 
-/// The counters of the queues that a device offers, and of each that was started beyond them.
+/// The counters of the queues that a device offers, and of queues with higher indexes that were
+/// started nevertheless (see [`Self::to_run`]).
 #[derive(Debug)]
 pub struct DeviceStats {
     class: QueueClass,
@@ -12,7 +14,7 @@ pub struct DeviceStats {
 }
 
 impl DeviceStats {
-    /// Counters of as many queues.
+    /// Counters of this many queues.
     #[must_use]
     pub fn new(class: QueueClass, queues: usize) -> Self {
         let all = (0..queues).map(|_| Arc::new(QueueStats::new(class))).collect();

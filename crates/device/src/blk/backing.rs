@@ -1,5 +1,5 @@
 //! `Backing`: the disk behind a device, its workers and its queues' counters. virtio-blk and Xen's
-//! blkif have the same one.
+//! blkif share this code.
 
 use super::HostDisk;
 use crate::{DeviceStats, StartError};
@@ -57,7 +57,7 @@ impl Backing {
         self.host.disk()
     }
 
-    /// A queue of the disk, for whichever worker will serve it. May block, so it must not be called
+    /// Opens a queue of the disk, which any worker can serve. May block, so it must not be called
     /// on the control thread.
     pub(super) fn open_queue(&self) -> Result<Box<dyn DiskQueue>, StartError> {
         let has_ring = self.pool.has_ring().ok_or(StartError::NoWorker)?;

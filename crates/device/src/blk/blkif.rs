@@ -1,7 +1,7 @@
 //! `XenBlkDevice`: a Xen block device on a disk: the features it offers, and its queues.
 //!
 //! ```text
-//! offer, disk_nodes     nodes of the back-end's folder in xenstore, before and at the connection
+//! offer, disk_nodes     make nodes of the back-end's folder in xenstore
 //! start(attachment)     maps the ring of one queue and gives the queue to a worker
 //! QueueHandle::stop     returns when nothing of the queue is in flight, mapped or notified
 //! ```
@@ -42,8 +42,8 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use tokio::sync::mpsc;
 
-/// Pages of a lot. A lot holds those pages of a request that do not stay mapped; a request of more
-/// segments takes several lots.
+/// Pages of a lot: grant references that are mapped and unmapped together. A lot holds those pages
+/// of a request that do not stay mapped; a request with more segments takes several lots.
 const LOT_PAGES: usize = 32;
 
 /// The properties of a Xen block device, as the operator configures them.
@@ -51,7 +51,7 @@ const LOT_PAGES: usize = 32;
 pub struct XenBlkOptions {
     /// Name in the configuration.
     pub name: String,
-    /// Queues that a front-end may have at most.
+    /// The most queues of a front-end.
     pub num_queues: usize,
     /// The guest may not write.
     pub read_only: bool,
@@ -248,9 +248,9 @@ impl XenBlkDevice {
         &self.backing.stats
     }
 
-    /// Maps the ring of a queue and serves it from the first request on that has no response. If
-    /// the ring is taken over, the journal of the former process says which requests have no
-    /// response (docs/design/0012).
+    /// Maps the ring of a queue and serves it, beginning with the first request that has no
+    /// response. If the ring is taken over, the journal of the former process tells which requests
+    /// have no response (docs/design/0012).
     ///
     /// # Errors
     /// * [`StartError::Grants`]: a page of the ring cannot be mapped, or the process has no
@@ -328,8 +328,8 @@ impl XenBlkDevice {
         let mapped = |file| journal::map(&file, journal_size(config.abi, config.order));
         let journal = journal.map(mapped).transpose();
         if !takeover {
-            // Without a journal the guest loses its disk when this process ends, which is better
-            // for it than no disk at all.
+            // Continue without a journal: the guest then loses its disk when this process ends,
+            // which is better than having no disk at all.
             let journal = journal.unwrap_or_else(|error| {
                 tracing::warn!(
                     device,

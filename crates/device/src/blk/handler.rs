@@ -53,8 +53,8 @@ impl<R: Chains> Handler<R> for BlkQueue {
     }
 
     /// A full queue does not ask the driver for kicks, and retries nothing: only a completion of
-    /// the disk makes room. Then it asks for a kick again, and so looks at the ring, where requests
-    /// may have come in the meantime.
+    /// the disk makes room. After that it asks for a kick again, and checks the ring for requests
+    /// that came meanwhile.
     fn waits(&self, queue: &R) -> Waits {
         let has_place = !self.is_full(queue);
         let limited_ns = self.limited_until_ns();

@@ -1,8 +1,8 @@
-//! `Hold`: keeps the lock of a disk whose lock goes with the rings while one of them runs.
+//! `Hold`: for a disk with `lock_with_rings`, holds the image's lock while any ring runs.
 //!
 //! ```text
-//! first ring begins:   take the lock; if another process has it, try for 5 s, then log which one
-//! still locked:        the ring does not begin; the transport begins it again later, with one try
+//! first ring starts:   take the lock; if another process has it, retry for 5 s, then log which one
+//! still locked:        the ring does not start; the transport retries later, with one attempt each
 //! last ring stopped:   nothing is in flight: make all writes durable, unlock
 //! ```
 //! So the guest's front-end decides which of two daemons serves an image: it stops the rings on one
@@ -16,8 +16,9 @@ use std::time::Duration;
 use tokio::sync::Mutex;
 use tokio::time::Instant;
 
-/// How long a ring waits for the image, while its guest pauses. The source unlocks it before QEMU
-/// resumes the guest at the destination; a process that was killed does so within milliseconds.
+/// How long a ring waits for the image's lock, while its guest is blocked. In a migration, the
+/// source unlocks the image before QEMU resumes the guest at the destination. The lock of a killed
+/// process is released within milliseconds.
 const TIMEOUT: Duration = Duration::from_secs(5);
 const PAUSE: Duration = Duration::from_millis(10);
 
@@ -28,7 +29,7 @@ pub(super) struct Hold(Mutex<Rings>);
 #[derive(Debug, Default)]
 struct Rings {
     count: usize,
-    /// The wait for the image has failed, and the log says so.
+    /// Waiting for the image's lock has failed, which was logged.
     is_missed: bool,
 }
 
@@ -36,7 +37,7 @@ impl Hold {
     /// Counts a ring that begins; the first one takes the disk's lock.
     ///
     /// # Errors
-    /// [`StartError::Image`]: the log says why. The ring may be tried again.
+    /// [`StartError::Image`]: the reason was logged. The start may be retried.
     pub(super) async fn begin(&self, disk: &Arc<dyn Disk>, device: &str) -> Result<(), StartError> {
         let mut rings = self.0.lock().await;
         if rings.count == 0 {

@@ -9,10 +9,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 /// Whether a write for which the host has no space (`ENOSPC`, `EDQUOT`) waits or fails.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum OnFull {
-    /// It waits until the host has space, and the guest waits for it.
+    /// The write waits until the host has space; until then, the guest sees a slow disk.
     #[default]
     Wait,
-    /// It fails: the guest gets an I/O error.
+    /// The write fails: the guest gets an I/O error.
     Report,
 }
 
@@ -30,7 +30,7 @@ pub(crate) struct HostErrors {
 
 #[derive(Debug, Default)]
 struct State {
-    /// By [`class`].
+    /// The last warning about each [`class`] of errors.
     warned: [Warned; CLASSES],
     /// How many queues have requests that wait for space.
     waiting: usize,
@@ -64,9 +64,9 @@ pub(super) struct FailedRequest {
     pub(super) kind: Kind,
     pub(super) sector: u64,
     pub(super) errno: Errno,
-    /// The block device ends here, before the request does.
+    /// The size of the host's block device, if it has become smaller than the end of the request.
     pub(super) device_size: Option<u64>,
-    /// The request waits for space, and will be tried again.
+    /// The request waits for space, and will be retried.
     pub(super) waits: bool,
     pub(super) now_ns: u64,
 }
@@ -140,12 +140,13 @@ impl HostErrors {
         }
     }
 
-    /// Counts a queue that has its first request waiting for space.
+    /// Counts a queue whose first request begins to wait for space.
     pub(super) fn begin(&self) {
         self.state.lock().unwrap_or_else(PoisonError::into_inner).waiting += 1;
     }
 
-    /// Counts a queue that has none waiting any more. `served`: because the host had space.
+    /// Counts a queue in which no request waits for space any more. `served`: because the host had
+    /// space, and not because the queue ended.
     pub(super) fn end(&self, served: bool) {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         state.waiting -= 1;

@@ -1,6 +1,6 @@
-//! `HostDisk`: the host's side of a disk: its geometry as the guest is told of it, its size, and
-//! who is told of a change. A device whose queues run here has one, and so has the owner of a disk
-//! whose queues another process serves (docs/design/0029).
+//! `HostDisk`: the host's side of a disk: the geometry that the guest is told, the size, and the
+//! subscribers to changes of it. A device whose queues run in this process has one, and so has the
+//! supervisor for a disk whose queues a device process serves (docs/design/0029).
 
 use manyring_backend::blk::{Disk, Geometry};
 use rustix::io::Errno;
@@ -9,12 +9,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use tokio::sync::watch;
 
-/// A disk of the host, as a guest is told of it.
+/// A disk of the host, with the geometry that its guest is told.
 #[derive(Debug)]
 pub struct HostDisk {
     disk: Arc<dyn Disk>,
     geometry: Mutex<Geometry>,
-    /// Bytes that the guest sees: those of `geometry`, but while the disk is made smaller.
+    /// The size that requests are checked against: that of `geometry`, or a smaller one while the
+    /// disk is being made smaller.
     size: AtomicU64,
     /// The logical block size that the operator has chosen; `None`: the disk's own.
     block_size: Option<u32>,
@@ -23,7 +24,7 @@ pub struct HostDisk {
     changes: watch::Sender<u64>,
 }
 
-/// Whoever changes the size of a disk.
+/// Changes the size of a disk.
 pub trait Resize: Debug + Send + Sync {
     /// Changes the disk's size to `size`; without `size`, measures the disk again. Tells the guest.
     /// A disk is made smaller only when no request in flight reaches beyond its new end. May block,
@@ -77,9 +78,10 @@ impl HostDisk {
         self.changes.subscribe()
     }
 
-    /// As [`Resize::resize`]. `tell` is called with each size that requests are held to: with the
-    /// smaller one before the disk shrinks, then with the one that the disk has in the end. Between
-    /// these two, `wait` returns when no request reaches beyond the smaller size, or why not.
+    /// Changes the size as [`Resize::resize`] does. `tell` is called with each size that requests
+    /// are checked against from then on: before the disk shrinks, with the smaller size; at the
+    /// end, with the size that the disk has. Between the two calls, `wait` must return when no
+    /// request in flight reaches beyond the smaller size, or fail.
     pub(super) fn resize_with(
         &self,
         size: Option<u64>,
@@ -116,8 +118,8 @@ impl HostDisk {
     }
 }
 
-/// The disk of an owner whose queues another process serves. A disk is made smaller only while no
-/// process serves it.
+/// The supervisor's disk whose queues a device process serves. Such a disk is made smaller only
+/// while no process serves it, so there are no requests to wait for.
 impl Resize for HostDisk {
     fn resize(&self, size: Option<u64>) -> Result<u64, Errno> {
         self.resize_with(size, |_| {}, || Ok(()))

@@ -1,9 +1,9 @@
 //! A disk's queue with a limit: how many requests a turn may pop.
 //!
-//! Before the turn, the queue pops the requests of the ring, asks the limit for each, and puts all
-//! of them back; the turn then pops the number that may pass. So the code that serves requests
-//! knows no limit. The guest can change its requests between the two: the turn charges them as it
-//! parsed them.
+//! Before the turn, the queue pops the requests of the ring, asks the limit about each, and puts
+//! all of them back; the turn then pops as many as the limit admits. So the code that serves
+//! requests does not know about limits. The guest can change its requests between the two steps:
+//! the limit is charged for the requests as the turn has parsed them.
 
 use super::pending::Kind;
 use super::{BlkQueue, IN_FLIGHT_MAX};
@@ -17,7 +17,7 @@ use manyring_wire::blk::{
     VIRTIO_BLK_T_SECURE_ERASE, VIRTIO_BLK_T_WRITE_ZEROES,
 };
 
-/// Requests that are examined before one turn.
+/// The most requests that are examined before one turn.
 pub(super) const LOOKS_MAX: usize = 64;
 
 impl BlkQueue {
@@ -32,8 +32,8 @@ impl BlkQueue {
     }
 
     /// How many requests the turn may pop, and whether [`Self::settle_limit`] must charge them. A
-    /// request that a former process took cannot be put back, and passes at once. A request that is
-    /// tried again was charged before.
+    /// request that a former process took cannot be put back, so it is admitted at once. A request
+    /// that is retried was charged before.
     #[cold]
     #[inline(never)]
     pub(super) fn admitted(

@@ -41,9 +41,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use tokio::sync::watch;
 
-/// Requests of a queue in flight at most; further requests of a larger ring wait in it. So the
-/// memory of the requests in flight is bounded for rings of every size. No disk needs more requests
-/// at a time.
+/// The most requests of a queue in flight; further requests wait in the ring. So the memory for
+/// requests in flight is bounded for rings of every size. No disk needs more requests at a time.
 pub(crate) const IN_FLIGHT_MAX: u16 = 1024;
 
 /// The properties of a block device, as the operator configures them.
@@ -197,7 +196,8 @@ impl BlkDevice {
         started
     }
 
-    /// If the worker has ended, requests may still be written: the image stays locked.
+    /// Stops a queue, and then releases the image's lock. If the worker has ended, requests may
+    /// still be in flight, so the image stays locked.
     async fn stop_queue(&self, queue: QueueHandle) -> Result<Base, StopError> {
         let base = queue.stop().await?;
         self.hold.end(self.disk()).await;

@@ -1,8 +1,9 @@
-//! `PendingRequests`: the table of requests that are taken and not answered, by their chain's slot.
+//! `PendingRequests`: the table of requests that were popped and are not answered, indexed by the
+//! slot of their chain.
 //!
-//! A queue that ends with requests in flight (its worker quits, as the daemon ends) cannot know
-//! when the kernel or a thread stops using their memory. So the disk's queue keeps their slices,
-//! and with these the snapshot; a queue that uses io_uring leaves the memory mapped for ever.
+//! If a queue ends with requests in flight, because its worker quits at the end of the daemon, it
+//! cannot know when the kernel or a thread stops using their memory. So the disk's queue keeps
+//! their slices, which keep the snapshot mapped; a queue with io_uring leaves it mapped for ever.
 
 use manyring_engine::Epochs;
 use manyring_engine::Fence;
@@ -20,7 +21,7 @@ pub(super) enum Kind {
     Write,
     Flush,
     Range,
-    /// A write of a Xen ring that comes after all requests before it.
+    /// A write barrier of a Xen ring: it is served after all requests before it.
     OrderedWrite,
     Other,
 }
@@ -55,7 +56,7 @@ pub(super) struct InFlight<R> {
 pub(super) struct PendingRequests<R> {
     /// Each with its number in the order in which they were added.
     requests: Table<(u32, InFlight<R>)>,
-    /// The number of the last request: those that were put back are not counted.
+    /// The number of the last request; requests that were put back are not counted.
     last: u32,
     epochs: Epochs,
     /// The bytes of all requests that are kept.
@@ -121,7 +122,7 @@ impl<R> PendingRequests<R> {
         found[..are_last].iter().rev().map(|(_, slot)| *slot).collect()
     }
 
-    /// Forbids to put back any request that was added up to now.
+    /// Makes the requests that were added until now impossible to put back.
     pub(super) fn end_run(&mut self) {
         self.last = self.last.wrapping_add(1);
     }
@@ -133,8 +134,8 @@ impl<R> PendingRequests<R> {
         Some(request)
     }
 
-    /// Acknowledges changes of memory that wait for no request any more. Called when the driver can
-    /// see the answers of all finished requests.
+    /// Acknowledges changes of memory for which no request is in flight any more. The caller has
+    /// published the answers of all finished requests.
     #[inline]
     pub(super) fn acknowledge(&mut self) {
         self.epochs.acknowledge();

@@ -24,16 +24,15 @@ use manyring_wire::blk::SECTOR_SIZE;
 use rustix::io::Errno;
 use std::sync::Arc;
 
-/// Requests popped in one turn at most: each may have a thousand descriptors, which are walked
-/// while queues of other guests wait.
+/// The most requests that are popped in one turn: each may have a thousand descriptors, and queues
+/// of other guests wait while these are walked.
 const BURST_MAX: usize = 128;
 
-/// A queue pops nothing while its requests in flight read or write this many bytes in all: when the
-/// front-end stops the queue or is gone, all popped requests must be finished or awaited. A single
-/// request may have more.
+/// A queue pops nothing while its requests in flight read or write this many bytes in all, because
+/// stopping the queue waits for all of them. A single request may have more bytes.
 const BYTES_MAX: u64 = 64 << 20;
 
-/// Requests that are put back in one turn at most, while queues of other guests wait.
+/// The most requests that are put back in one turn, for which queues of other guests wait.
 const RECALLS_MAX: usize = 64;
 
 /// The requests of a queue.
@@ -51,7 +50,7 @@ pub(super) struct QueueRequests<R> {
     faults: u64,
     /// While the queue stops: requests to be put back, the last one first.
     recalls: Vec<u32>,
-    /// The disk was asked to give back the last of them, and its completion will come.
+    /// The disk cannot give back the last request of `recalls` now: its completion will come.
     is_awaited: bool,
 }
 
@@ -224,13 +223,14 @@ impl<R> QueueRequests<R> {
         &mut self.done
     }
 
-    /// Begins to put requests back, because the queue stops: [`Self::recall`] must be called.
+    /// Begins to put requests back, because the queue stops. The caller must then call
+    /// [`Self::recall`] in each turn.
     pub(super) fn begin_recall(&mut self) {
         (self.recalls, self.is_awaited) = (self.pending.last_added(), false);
     }
 
-    /// Forbids to put back the requests so far, because some of them were set aside before: they
-    /// are not the last that the ring has given.
+    /// Makes the requests so far impossible to put back into the ring: some of them were set aside
+    /// before, so they are not the last ones that were popped.
     pub(super) fn bar_recall(&mut self) {
         self.pending.end_run();
     }
@@ -241,13 +241,12 @@ impl<R> QueueRequests<R> {
         !self.recalls.is_empty()
     }
 
-    /// Takes the last popped requests back, and calls `put_back` for the chain of each, until the
-    /// disk has done one of them. A transfer under way ends after its present piece, and is waited
-    /// for. True if more are left for the next turn.
+    /// Takes the last popped requests back from the disk, and calls `put_back` for the chain of
+    /// each, until the disk has completed one of them. A transfer under way ends after its present
+    /// piece, and is waited for. Returns true if more requests are left for the next turn.
     ///
-    /// Only the last requests can go back: a ring's position is one number, so a request before one
-    /// that was answered would be lost. For a request of many bytes this means that no later one
-    /// was popped.
+    /// Only the last requests can be put back: the position of a ring is one index, so a request
+    /// before one that was answered would be lost.
     #[cold]
     pub(super) fn recall(
         &mut self,
@@ -315,8 +314,8 @@ impl<R> QueueRequests<R> {
     /// Counts the completed requests and passes each to `answer`, with its result, the bytes of
     /// data that the guest got, and the snapshot in which its slices lie.
     ///
-    /// Unless `is_heeded`, it ends before the first failed request, and does nothing while some
-    /// wait for space: the caller must then call [`Self::heed_host`] first.
+    /// Unless `is_heeded`, this stops before the first failed request, and does nothing while
+    /// requests wait for space. The caller must then call [`Self::heed_host`] first.
     #[inline]
     pub(super) fn finish(
         &mut self,
@@ -356,8 +355,8 @@ impl<R> QueueRequests<R> {
     }
 }
 
-/// True if an error is the host's fault. A request of kind `Other` did not reach the disk, and the
-/// guest causes `EFAULT` and `EOPNOTSUPP`.
+/// True if the host has caused an error. A request of kind `Other` did not reach the disk, and
+/// `EFAULT` and `EOPNOTSUPP` are caused by the guest.
 fn is_of_host(kind: Kind, errno: Errno) -> bool {
     kind != Kind::Other && !matches!(errno, Errno::FAULT | Errno::OPNOTSUPP)
 }

@@ -1,4 +1,4 @@
-//! `SpaceWaiters`: when requests of a queue for which the host has no space are tried again.
+//! `SpaceWaiters`: decides when requests for which the host has no space are retried.
 
 use super::IN_FLIGHT_MAX;
 use super::host::HostErrors;
@@ -6,26 +6,26 @@ use super::pending::Kind;
 use manyring_engine::stats::QueueStats;
 use std::sync::Arc;
 
-/// Pause before a waiting request is tried again: 1 s.
+/// Pause before a waiting request is retried: 1 s.
 const RETRY_NS: u64 = 1_000_000_000;
 
 /// The requests of a queue that wait for space; their chains are set aside in the ring.
 ///
 /// ```text
-/// refused for lack of space:  the chain is set aside; after a second ONE is tried
-/// it finds space:             two are tried at once, then four, and so on
-/// it is refused again:        it waits for another second, and the others with it
+/// a request fails for lack of space:   its chain is set aside; after a second ONE is retried
+/// the retry succeeds:                  two are retried at once, then four, and so on
+/// the retry fails:                     all waiting requests wait for another second
 /// ```
 /// A second is soon enough for an operator who frees space, and costs the worker one request a
 /// second for each waiting queue.
 #[derive(Debug)]
 pub(super) struct SpaceWaiters {
     host: Arc<HostErrors>,
-    /// When requests are tried again; `u64::MAX`: none wait.
+    /// When requests are retried; `u64::MAX`: none wait; 0: the last retry has succeeded.
     retry_at_ns: u64,
-    /// The time at which the last retry was popped.
+    /// The time at which the requests of the last retry were popped.
     tried_at_ns: u64,
-    /// How many requests are tried at once.
+    /// How many requests are retried at once.
     count: usize,
     is_waiting: bool,
 }
@@ -50,14 +50,14 @@ impl SpaceWaiters {
         (self.retry_at_ns != u64::MAX).then_some(self.retry_at_ns)
     }
 
-    /// Begins a retry. Returns how many requests may be tried.
+    /// Begins a retry. Returns how many requests may be retried.
     pub(super) fn begin_retry(&mut self, now_ns: u64) -> usize {
         self.retry_at_ns = now_ns + RETRY_NS;
         self.tried_at_ns = now_ns;
         self.count
     }
 
-    /// Notes that a request is set aside.
+    /// Counts a request that is set aside, and postpones the next retry.
     pub(super) fn waits(&mut self, now_ns: u64) {
         if !self.is_waiting {
             self.is_waiting = true;
@@ -67,13 +67,14 @@ impl SpaceWaiters {
         self.retry_at_ns = now_ns + RETRY_NS;
     }
 
-    /// True while requests are set aside, or tried again and not answered.
+    /// True while requests are set aside, or retried and not answered.
     #[inline]
     pub(super) fn is_waiting(&self) -> bool {
         self.is_waiting
     }
 
-    /// Notes that the host had space for a request that was popped at this time.
+    /// Called when the host has completed a request that was popped at this time. If the request
+    /// belongs to the last retry, the next retry is due at once, with twice as many requests.
     #[cold]
     pub(super) fn had_room(&mut self, popped_at_ns: u64, kind: Kind) {
         let is_write = matches!(kind, Kind::Write | Kind::Range);
@@ -83,8 +84,8 @@ impl SpaceWaiters {
         }
     }
 
-    /// Notes that requests were answered or set aside, and that `aside` are left. True if some must
-    /// be tried again in the next turn.
+    /// Called when requests were answered or set aside, and `aside` are left. Returns true if some
+    /// must be retried in the next turn.
     #[cold]
     pub(super) fn note(&mut self, aside: u16, stats: &QueueStats) -> bool {
         let has_room = self.retry_at_ns == 0;
@@ -98,7 +99,7 @@ impl SpaceWaiters {
         false
     }
 
-    /// Notes that no request waits any more. `served`: the host had space for them.
+    /// Called when no request waits any more. `served`: the host had space for them.
     #[cold]
     pub(super) fn end(&mut self, served: bool) {
         self.retry_at_ns = u64::MAX;

@@ -6,10 +6,11 @@ use manyring_wire::virtio::VIRTIO_ID_BLOCK;
 use std::sync::atomic::Ordering;
 use std::sync::{MutexGuard, PoisonError};
 
-/// The field `writeback`, and whether writes stay durable whatever it says: one byte each.
+/// The record with the field `writeback`, and whether writes stay durable whatever that field says:
+/// one byte each.
 const CACHE_MODE: u16 = 1;
 
-/// The cache mode of a driver that comes from another process.
+/// The cache mode of a driver, as another process has saved it.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct CacheMode {
     /// The features that this driver has negotiated.

@@ -25,10 +25,10 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use zerocopy::FromBytes;
 
-/// Requests that a turn takes at most, and answers together if the disk completes them at once: the
-/// driver works on these answers while the next turn serves the next requests. If one group served
-/// a full ring, each side would wait while the other works. For a driver that sleeps until it is
-/// called there are no groups: it would wake for the first one, and be called again later.
+/// The most requests of a turn, which are answered together if the disk completes them at once. The
+/// driver handles these answers while the next turn serves the next requests. If one turn served a
+/// full ring, driver and device would take turns, each waiting for the other. A driver that sleeps
+/// until it is notified gets no such groups: it would wake for the first one, and again later.
 const GROUP: u16 = 16;
 
 /// A queue of a virtio block device, as its worker runs it.
@@ -46,9 +46,9 @@ pub(crate) struct BlkQueue {
 
 /// The result of parsing a request.
 enum Parsed {
-    /// The disk must serve it; its slices, `bytes` in all, are in the burst.
+    /// The disk must serve the request; its slices, `bytes` in all, are in the burst.
     Submit { op: Op, offset: u64, len: u64, kind: Kind, bytes: u32 },
-    /// It is answered without the disk.
+    /// The request is answered without the disk.
     Answer { status: Status, kind: Kind, len: u32 },
 }
 
@@ -141,15 +141,15 @@ impl BlkQueue {
         let tried = self.requests.room.begin_retry(now_ns);
         let popped = queue.pop_aside(&mut self.batch, max.min(tried));
         if popped == 0 && queue.in_flight() == 0 {
-            // The last one was answered with another error.
+            // The last waiting request was answered with another error.
             self.requests.room.end(true);
         }
         popped
     }
 
-    /// Gives up the requests that wait for space, because the driver must get its memory back. They
-    /// go back into the ring if they were popped last; else a batch of them fails. Returns how many
-    /// failed, and whether some are left for another call.
+    /// Gives up the requests that wait for space, because the driver must get its memory back. If
+    /// they were popped last, they are put back into the ring; else a batch of them fails. Returns
+    /// how many failed, and whether some are left for another call.
     pub(super) fn give_up_aside(
         &mut self,
         queue: &mut impl Chains,
@@ -313,7 +313,7 @@ fn push_answer(
     (result, given): (Result<(), Errno>, u32),
     memory: &GuestMemory,
 ) {
-    // Of a request that failed the driver may rely on the status byte only (§2.7.8.2).
+    // If a request has failed, the driver may rely on the status byte only (§2.7.8.2).
     let status = match result {
         Ok(()) => Status::Ok,
         Err(Errno::OPNOTSUPP) => Status::Unsupp,

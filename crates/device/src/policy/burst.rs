@@ -9,17 +9,17 @@
 //! frames are returned, and other guests wait for their turn. A long frame can be expensive for the
 //! host: a bridge segments and copies it for each of its ports.
 
-/// Bytes in a turn beside other guests. A port that makes a system call for each frame returns
-/// after this many bytes, so that no turn is much longer.
+/// The most bytes in a turn if the worker serves other guests too. A port that makes a system call
+/// for each frame returns after this many bytes, so that no turn is much longer.
 pub(crate) const SHARED_BYTES: usize = 256 << 10;
-/// Bytes in a turn of a guest that is alone on its worker.
+/// The most bytes in a turn of a guest that is alone on its worker.
 const ALONE_BYTES: usize = 2 << 20;
 /// Nanoseconds after which a turn of such a guest ends in any case.
 const ALONE_NS: u64 = 500_000;
-/// Frames that are popped for a turn at least, whatever the length of the last ones, so that each
-/// burst is worth its turn.
+/// The least frames that are popped for a turn, however long the last ones were, so that a turn is
+/// worth its cost.
 const FRAMES_MIN: usize = 4;
-/// Frames that are popped for a turn at most: a full batch.
+/// The most frames that are popped for a turn: a full batch.
 pub(crate) const FRAMES_MAX: usize = 64;
 
 /// The bounds of a transmitq's turns.
@@ -64,14 +64,15 @@ impl BurstBounds {
         }
     }
 
-    /// Ends a burst whose frames had `mean` bytes on average.
+    /// Sets the bound of the next turn, after a burst whose frames had `mean` bytes on average.
     #[inline]
     pub(crate) fn learn(&mut self, mean: usize) {
         let bytes = if self.is_alone { ALONE_BYTES } else { self.shared_bytes };
         self.frames_max = (bytes / mean.max(1)).clamp(FRAMES_MIN, FRAMES_MAX);
     }
 
-    /// Counts a sent group of `bytes`, with more left. True: the rest must wait for the next turn.
+    /// Counts a sent group of `bytes`, after which frames are left. Returns true if these must wait
+    /// for the next turn.
     #[inline]
     pub(crate) fn is_over(&self, spent: &mut Spent, bytes: usize, clock: impl Fn() -> u64) -> bool {
         spent.bytes += bytes;

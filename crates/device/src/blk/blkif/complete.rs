@@ -32,9 +32,9 @@ fn respond(ring: &mut BackRing, request: InFlight<Reply>, result: Result<(), Err
 }
 
 impl BlkifQueue {
-    /// Ends a turn of the disk: answers the requests that are done, and prepares the next steps of
-    /// others. If the second part of the result is true, the caller must give these steps to the
-    /// disk by [`Self::go_on`].
+    /// Ends a turn of the disk: answers completed requests, and prepares the next steps of requests
+    /// that have some. If the second part of the result is true, the caller must hand these steps
+    /// to the disk by [`Self::go_on`].
     #[inline]
     pub(super) fn complete(
         &mut self,
@@ -107,8 +107,8 @@ impl BlkifQueue {
         Completed { count, freed: count + aside, lost, has_more }
     }
 
-    /// Gives the disk the next steps of requests. True if there were any: the queue must take
-    /// another turn, to reap those that the disk has done.
+    /// Hands the next steps of requests to the disk. Returns true if there were any: the queue must
+    /// then take another turn, to reap the completed ones.
     #[inline]
     pub(super) fn go_on(&mut self, disk: Option<&mut DiskRing>) -> bool {
         self.requests.start(disk)
