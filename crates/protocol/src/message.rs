@@ -38,33 +38,34 @@ pub enum Command {
         /// The interface of the host to which its frames go, if they do.
         port: Option<PortFacts>,
     },
-    /// The switch whose ports the process serves, before the first of them. File descriptors: the
-    /// queue of its uplink, if it has one, or the socket of AF_XDP and its memory.
+    /// Create the switch; this command precedes those for its ports. File descriptors, if there is
+    /// an uplink: its queue, or its AF_XDP socket and the memory of the socket.
     Switch {
-        /// The name by which commands and reports about the uplink name it.
+        /// The name of the uplink in commands and reports.
         device: String,
-        /// The switch.
+        /// The description of the switch.
         spec: SwitchSpec,
-        /// Its uplink.
+        /// The interface of the host that is the uplink, if there is one.
         uplink: Option<PortFacts>,
     },
-    /// A port of the switch, whether or not its device is given to the process: it takes the place
-    /// of an earlier one of its name.
+    /// Add or replace a port of the switch, or remove it. The port's device may be served later, or
+    /// not at all.
     SwitchPort {
         /// The device's name.
         device: String,
-        /// The port; `None`: it is no port any more.
+        /// The description of the port; `None`: remove the port.
         port: Option<SwitchPortSpec>,
     },
-    /// A disk of a Xen guest to serve. File descriptors: as for [`Self::Device`].
+    /// Serve a disk of a Xen guest. File descriptors: as for [`Self::Device`].
     XenDisk {
-        /// Its name.
+        /// The disk's name.
         device: String,
-        /// The disk.
+        /// The description of the disk.
         spec: XenBlkSpec,
     },
-    /// A ring of the front-end that connects next. File descriptors: of this machine's Xen the
-    /// device of the event channel, of a simulated one the two eventfds; then the journal.
+    /// Describes one ring of the front-end for which [`Self::XenConnect`] follows. File
+    /// descriptors: on a real Xen the device of the event channel, on a simulated one two eventfds;
+    /// then the journal of the ring, if it has one.
     XenRing {
         /// The device's name.
         device: String,

@@ -1,4 +1,5 @@
-//! Which process serves a device: the key `domain`, and what no device process serves.
+//! Which process serves a device: the keys `domain` and `domains`, and the ports that no device
+//! process serves.
 
 use super::{DevicePlan, Domains, NetPlan, Plan, PlanError, PortPlan, XenBlkPlan};
 use super::{Wanted, is_device_name};
@@ -54,7 +55,7 @@ impl Wanted {
             (None, Domains::Device | Domains::User) if self.switch().is_some() => {
                 self.switch().map(|name| domain_of_switch(name))
             }
-            // No domain that is named has a colon.
+            // The colon keeps these domains apart from those that the key `domain` names.
             (None, Domains::User) => Some(ANY_USER.to_owned()),
             (None, Domains::Device) => Some(format!("device:{}", device.name)),
         }
@@ -81,7 +82,7 @@ pub fn domain_of_switch(name: &str) -> String {
 }
 
 impl Plan {
-    /// Checks that the daemon itself serves each device that no device process serves.
+    /// Checks that each device which no device process can serve is planned for the daemon itself.
     pub(super) fn check_domains(&self) -> Result<(), PlanError> {
         let is_apart = |net: &NetPlan| {
             let wanted = Wanted::Net(net.clone().into());
