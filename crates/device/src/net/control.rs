@@ -1,4 +1,4 @@
-//! `Commands`: obeys the commands of the control queue (virtio 1.3 §5.1.6.5).
+//! `Commands`: carries out the commands of the control queue (virtio 1.3 §5.1.6.5).
 
 use super::effect::lacking;
 use super::pace::{REST, REST_MAX};
@@ -54,7 +54,7 @@ pub(super) fn needs(command: &Command) -> u64 {
     }
 }
 
-/// The parts that must follow the change that a command has made.
+/// The workers and parts of the host that must be told of the change that a command has made.
 #[derive(Clone, Debug)]
 enum Reach {
     /// All queues: their receive filter.
@@ -106,11 +106,12 @@ impl Reach {
     }
 }
 
-/// Obeys the commands of one driver, one after another.
+/// Carries out the commands of one driver, one after another.
 ///
 /// A command sets its part of the state; then the workers or the host are told. If the host
-/// refuses, or they take longer than a second, the state is restored and they are told again. A
-/// call of the host cannot be cancelled: it ends after the answer, and another call undoes it.
+/// refuses, or if this takes longer than a second, the state is restored, and workers or host are
+/// told again. A call of the host cannot be cancelled: it may return after the answer to the
+/// driver, and another call then undoes it.
 #[derive(Debug)]
 pub(super) struct Commands {
     inner: Arc<Inner>,
@@ -129,9 +130,9 @@ impl Commands {
         Self { inner, late: [None, None], called_at: now, rests_until: now }
     }
 
-    /// Begins a driver: the settings of the former one are forgotten, and workers and host are
-    /// told; unless this driver `goes_on`. Waits a second at most: commands that need no call of
-    /// the host are served then.
+    /// Begins to serve a driver. Unless the driver `goes_on` from a former start of the ring, drops
+    /// all settings and tells workers and host. Waits a second at most, so that commands that need
+    /// no call of the host are served even if the host hangs.
     pub(super) async fn begin(inner: Arc<Inner>, goes_on: bool) -> Self {
         inner.begin_control(goes_on);
         let mut commands = Self::new(inner);
@@ -145,7 +146,7 @@ impl Commands {
         commands
     }
 
-    /// Lets the journal keep the driver's settings, for a process that continues with its guest.
+    /// Writes the driver's settings to the journal, for a process that later serves this guest.
     pub(super) async fn keep_state(&self) {
         let journal = self.inner.journal.lock().unwrap_or_else(PoisonError::into_inner).clone();
         if let Some(journal) = journal {
@@ -153,11 +154,11 @@ impl Commands {
         }
     }
 
-    /// Obeys a command; returns when every worker and the host follow it. A command that is refused
-    /// has no effect, or its effect is undone. There is one exception: if the host filters out some
-    /// of the frames that a receive mode or a MAC table asks for, the command is refused, and the
-    /// device's own filter changes as the driver asks. A driver keeps its receive modes and its MAC
-    /// table whatever the answer is, and gets those frames that the host delivers.
+    /// Carries out a command; returns when every worker and the host follow it. A command that is
+    /// refused has no effect, or its effect is undone. There is one exception: if the host filters
+    /// out some of the frames that a receive mode or a MAC table asks for, the command is refused,
+    /// but the device's own filter changes as the driver asks. Drivers keep their receive modes and
+    /// MAC table whatever the answer is, so the guest gets those frames that the host delivers.
     pub(super) async fn obey(&mut self, command: Command) -> Result<Reply, CtrlRefusal> {
         let deadline = Instant::now() + TIMEOUT;
         let inner = &self.inner;
@@ -196,7 +197,8 @@ impl Commands {
         Err(refusal)
     }
 
-    /// Starts a task that tells those in `reaches`, and may outlive the answer to the driver.
+    /// Starts a task that tells workers and host in `reaches`, and may outlive the answer to the
+    /// driver.
     fn leave(&mut self, kind: Kind, reaches: Vec<Reach>) {
         let inner = self.inner.clone();
         let work = tokio::spawn(async move {
@@ -212,7 +214,7 @@ impl Commands {
         }
     }
 
-    /// Waits for unfinished work of this kind. False: the host has refused it.
+    /// Waits for unfinished work of this kind. Returns false if the host has refused it.
     async fn settle(&mut self, kind: Kind, deadline: Instant) -> Result<bool, CtrlRefusal> {
         let slot = &mut self.late[kind as usize];
         let Some(late) = slot else { return Ok(true) };
@@ -257,7 +259,8 @@ impl State {
 }
 
 impl Inner {
-    /// The parts that must follow `command`: none if it only asks, or changes the config space.
+    /// The workers and parts of the host that must be told of `command`: none if it only reads, or
+    /// changes the config space.
     fn reach(&self, command: &Command) -> Result<Option<Reach>, CtrlRefusal> {
         Ok(Some(match command {
             Command::Rx(..)
@@ -366,8 +369,8 @@ impl Inner {
         }
     }
 
-    /// Tells those in `reach` the present settings; returns when they follow. False: the host
-    /// refuses.
+    /// Tells workers and host in `reach` the present settings; returns when they follow. Returns
+    /// false if the host refuses.
     async fn spread(&self, reach: &Reach) -> bool {
         match reach {
             Reach::Rules => self.push_rules().await,

@@ -1,19 +1,19 @@
 //! controlq: its worker takes commands off the ring, one after another, and a task of the control
-//! thread obeys them (`control.rs`).
+//! thread carries them out (`control.rs`).
 //!
 //! ```text
-//! worker:           pop a chain; copy the command out; give it to the task     -> Desk
-//! control thread:   obey it: tell the workers of other queues, call the host
-//!                   leave the answer, wake the worker                          <- Desk
+//! worker:           pop a chain; copy the command out; send it to the task     -> Clerk
+//! control thread:   carry it out: tell the workers of other queues, call the host
+//!                   store the answer, wake the worker                          -> Desk
 //! worker:           write the answer; push the chain; pop the next one
 //! ```
 //! 1. The ring and the bytes of a command lie in guest memory, where a page fault can take as long
 //!    as the front-end chooses. Only the worker touches them: if the control thread waited, all
 //!    sessions would.
-//! 2. A command changes the state of the control thread, and the host may follow slowly. No worker
-//!    waits for either: the queue has one command under way, and sleeps until its answer.
+//! 2. A command changes the state of the control thread, and calls of the host may be slow. No
+//!    worker waits for either: the queue has one command under way, and sleeps until its answer.
 //! 3. The status byte is written when all workers and the host follow the command, or after a
-//!    second, because a Linux guest spins until then.
+//!    second at the latest, because a Linux guest spins until then.
 
 use super::Inner;
 use super::control::{Commands, Reply};
@@ -34,7 +34,7 @@ use tokio::sync::mpsc;
 
 /// Longest command that is read: a MAC table of ten thousand addresses.
 const COMMAND_SIZE_MAX: u64 = 64 << 10;
-/// Refusals that are logged for each start of the queue, so that a guest cannot fill the log.
+/// The most refusals that are logged for each start of the queue: a guest must not fill the log.
 const REFUSALS_TOLD: u32 = 10;
 
 /// The place where the task leaves the answer to a command for the worker.
@@ -61,7 +61,7 @@ impl Desk {
     }
 }
 
-/// A command that the task has, and whose answer is awaited.
+/// A command that was sent to the task, and whose answer is awaited.
 #[derive(Debug)]
 struct UnderWay {
     chain: Chain,
@@ -81,7 +81,7 @@ pub(super) struct ControlQueue {
     commands: mpsc::Sender<Vec<u8>>,
 }
 
-/// The control thread's half of a control queue: obeys its commands.
+/// The control thread's half of a control queue: carries out its commands.
 #[derive(Debug)]
 pub(super) struct Clerk {
     device: String,
@@ -103,7 +103,7 @@ pub(super) async fn start(
     let (queue, clerk) = halves(inner, commands, activation.queue.memory().clone())?;
     tokio::spawn(clerk.run());
     let stats = inner.stats.to_run(activation.index);
-    // The queue runs on the worker of the first pair, wherever the operator or the balance puts it.
+    // The queue runs on the worker of the first pair, which the operator or the balancer chooses.
     let home = Home { device: inner.options.name.clone(), unit: 0 };
     let queue = activation.running(queue, stats, Moderation::Off);
     inner.pool.start(queue, home).ok_or(StartError::NoWorker)
@@ -129,7 +129,8 @@ pub(super) fn halves(
 }
 
 impl ControlQueue {
-    /// Writes the answer that has come, and returns its chain. False: there is none.
+    /// Writes the task's answer to the guest, and pushes the chain. Returns false if there is no
+    /// answer yet.
     #[allow(clippy::cast_possible_truncation, reason = "at most the answer, of some bytes")]
     pub(super) fn answer(&mut self, queue: &mut impl Chains, stats: &QueueStats) -> bool {
         if self.under_way.is_none() {
@@ -145,7 +146,7 @@ impl ControlQueue {
         true
     }
 
-    /// Pops the next command, unless one is under way. False: there is none.
+    /// Pops the next command, unless one is under way. Returns false if none was popped.
     pub(super) fn take(&mut self, queue: &mut impl Chains) -> bool {
         if self.under_way.is_some() || queue.pop_batch(&mut self.batch, 1) == 0 {
             return false;
@@ -163,8 +164,8 @@ impl ControlQueue {
         // The command may take long: this list keeps the memory of its answer mapped.
         let mut room = SliceList::new();
         room.extend(writable);
-        // Memory that was cut away reads as zeroes, which no driver has written. If the task is
-        // gone, the daemon is ending.
+        // Truncated memory reads as zeroes, which no driver has written. If sending to the task
+        // fails, the daemon is ending.
         if queue.is_broken() || self.commands.try_send(bytes).is_err() {
             queue.discard(chain);
             return true;
@@ -215,14 +216,14 @@ impl<R: Chains> Handler<R> for ControlQueue {
 }
 
 impl Clerk {
-    /// Obeys commands until the queue has ended.
+    /// Carries out commands until the queue has ended.
     async fn run(mut self) {
         while let Some(bytes) = self.inbox.recv().await {
             self.serve(&bytes).await;
         }
     }
 
-    /// Obeys the next command, if one waits. False: none waits.
+    /// Carries out the next command, if one waits. Returns false if none waits.
     #[cfg(fuzzing)]
     pub(super) async fn serve_next(&mut self) -> bool {
         let Ok(bytes) = self.inbox.try_recv() else { return false };
@@ -232,7 +233,8 @@ impl Clerk {
 
     async fn serve(&mut self, bytes: &[u8]) {
         let reply = self.obey(bytes).await;
-        // Keep the state first: if this process is killed now, the driver repeats its command.
+        // Write the journal before the answer: if this process is killed in between, the command is
+        // served again, and finds its settings in place.
         self.commands.keep_state().await;
         self.desk.leave(reply);
     }

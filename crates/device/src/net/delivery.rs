@@ -72,12 +72,13 @@ const TURN_BYTES: usize = 512 << 10;
 /// In the buffers that Linux posts such a frame has 44 pieces.
 const TURN_PIECES: usize = 4096;
 
-/// Whether a lent frame was taken.
+/// The result of delivering a lent frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Lent {
-    /// The port gets it back: it lies in this many buffers of the guest; 0: it was dropped.
+    /// The port gets the frame back. The number of the guest's buffers into which it was copied; 0:
+    /// it was dropped.
     Done(usize),
-    /// It stays with the port until the driver has posted more buffers.
+    /// The frame stays with the port until the driver has posted more buffers.
     Stays,
 }
 
@@ -101,7 +102,7 @@ impl Delivery {
         false
     }
 
-    /// True if a frame of `len` bytes has a whole Ethernet header. If not, counts it.
+    /// True if a frame of `len` bytes has a complete Ethernet header. If not, counts the drop.
     #[inline]
     pub(super) fn is_whole(len: usize, stats: &QueueStats) -> bool {
         let is_whole = len >= ETHERNET_SIZE;

@@ -1,6 +1,6 @@
-//! Whether a command of the guest can have its effect on this port (virtio 1.3 §5.1.6.5). A command
-//! that the host keeps from having its whole effect is answered with `VIRTIO_NET_ERR`: a driver
-//! must never take for done what was not done.
+//! Whether a command of the guest can have its effect on this port (virtio 1.3 §5.1.6.5). If the
+//! host prevents a part of the effect, the command is answered with `VIRTIO_NET_ERR`: a driver must
+//! not believe that a command succeeded which did not.
 //!
 //! ```text
 //! PROMISC, ALLUNI on                 lacks frames to other addresses: a macvtap, a card by AF_XDP
@@ -17,11 +17,11 @@ use super::refusal::CtrlRefusal;
 use manyring_backend::net::Port;
 use manyring_wire::net::{Command, MacAddress, RxMode};
 
-/// Why the host keeps `command` from having its whole effect for a guest whose address is `mac`;
-/// `None`: it does not. Does not block.
+/// Why the host prevents a part of the effect of `command`, for a guest with the address `mac`;
+/// `None`: the command can have its whole effect. Does not block.
 pub(super) fn lacking(port: &dyn Port, mac: MacAddress, command: &Command) -> Option<CtrlRefusal> {
     let host = port.host_filter();
-    // Frames to another address do not come, or must not be answered from that address.
+    // The host does not deliver frames to another address, or drops frames from that address.
     let other = |wanted: MacAddress| {
         let is_other = |only: Option<MacAddress>| only.is_some_and(|only| only != wanted);
         if is_other(host.only_to) {

@@ -30,7 +30,7 @@ impl Kept {
         self.due_ns().is_some_and(|due_ns| now_ns >= due_ns)
     }
 
-    /// Notes that a burst of `frames` frames and `bytes` bytes is about to be sent.
+    /// Called when a burst of `frames` frames and `bytes` bytes is about to be sent.
     #[inline]
     pub(super) fn on_burst(&mut self, now_ns: u64, frames: u64, bytes: u64) {
         if frames > 0 {
@@ -53,8 +53,8 @@ impl Kept {
         self.chains.extend(chains);
     }
 
-    /// Returns the group to the driver if it is complete, has waited long enough, or is not to be
-    /// kept any more. The result is the number of chains.
+    /// Returns the group to the driver if it is complete, has waited long enough, or if the policy
+    /// no longer keeps buffers. The result is the number of chains.
     #[inline]
     pub(super) fn settle(&mut self, queue: &mut impl Chains, now_ns: u64) -> usize {
         let group_max = GROUP_FRAMES_MAX.min(usize::from(queue.size()) / 4);

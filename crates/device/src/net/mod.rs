@@ -117,7 +117,7 @@ pub(crate) struct NetTurn {
 struct Vq {
     /// The queue was started and not stopped.
     is_started: bool,
-    /// It is the control queue that this device serves, or was when it was last started.
+    /// The queue is the control queue that this device serves, or was at its last start.
     is_control: bool,
     /// The front-end has enabled the queue.
     is_enabled: bool,
@@ -161,7 +161,8 @@ struct State {
 #[derive(Debug)]
 pub struct NetDevice(Arc<Inner>);
 
-/// The part of a device that the task which obeys the control queue's commands uses too.
+/// The part of a device that is shared with the task which carries out the control queue's
+/// commands.
 #[derive(Debug)]
 struct Inner {
     options: NetOptions,

@@ -1,9 +1,10 @@
 //! `OwnedPort`: the port of a network device whose queues another process serves: its device
 //! process (docs/design/0021).
 //!
-//! This process keeps the host's interface: it is shown to the operator and obeys him, watches the
-//! interface, and makes the calls of the host that the guest may choose. The device process has a
-//! [`NetDevice`] with the guest's session, on a port that asks this one.
+//! This process, the supervisor, keeps the host's interface: it carries out the operator's changes,
+//! watches the interface, and makes the calls of the host that the guest may choose. The device
+//! process has a [`NetDevice`] with the guest's session, on a port that sends requests to this
+//! process.
 
 use super::pace::ChangePace;
 use super::port::{HasPort, HostPort, PortState};
@@ -27,7 +28,7 @@ pub struct Guest {
     pub announces: bool,
     /// The index of its control queue, while the back-end serves that.
     pub control: Option<usize>,
-    /// The pairs that its port uses, if the process that serves the queues has the port too.
+    /// The pairs in use, if the process that serves the queues has opened the port itself.
     pub pairs: Option<usize>,
 }
 
@@ -36,9 +37,9 @@ pub struct Guest {
 pub struct Outside {
     /// The operator has not switched the guest's link off.
     pub link_up: bool,
-    /// The interface was deleted, and no other one of its name was joined yet.
+    /// The interface was deleted, and no other interface with its name was opened yet.
     pub is_gone: bool,
-    /// How often another interface was joined: each has new queues.
+    /// How often another interface was opened in its place: each has new queues.
     pub joins: u64,
     /// The MTU that the next driver will be told, in bytes.
     pub mtu: Option<u16>,
@@ -52,7 +53,7 @@ struct State {
     /// The pairs that the host must use for the process that serves them.
     pairs: Vec<bool>,
     guest: Guest,
-    /// The control queue that a guest had last: it stays the control queue that is shown.
+    /// The control queue that the guest had last, which is shown also after the guest has left.
     control: Option<usize>,
     /// How often the operator has asked the guest to announce itself.
     announcements: u64,
@@ -127,7 +128,7 @@ impl OwnedPort {
         *self.state().pairs.get_mut(pair).ok_or(Errno::INVAL)? = attached;
         self.apply_pairs().await;
         let state = self.state();
-        // While the interface is gone the wish is stored, for the interface joined next.
+        // While the interface is gone, the setting is only stored: the next interface gets it.
         match state.port.is_gone || state.port.attached[pair] == attached {
             true => Ok(()),
             false => Err(Errno::IO),
@@ -190,7 +191,7 @@ impl OwnedPort {
         self.host.calls.lock().await
     }
 
-    /// Returns when the next change may begin.
+    /// Waits until the next change may begin (`pace.rs`).
     async fn turn(&self) -> Instant {
         let next = self.calls().await.next();
         sleep_until(next).await;

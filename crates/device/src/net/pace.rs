@@ -39,7 +39,7 @@ impl ChangePace {
         self.rests_until
     }
 
-    /// Notes that a change was made between these times.
+    /// Charges a change that was made between these times.
     pub(super) fn changed(&mut self, began: Instant, ended: Instant) {
         if self.free.due() <= began {
             self.free.charge(REGAIN, began);

@@ -159,7 +159,7 @@ impl Inner {
         self.apply_pairs().await;
     }
 
-    /// Notes that a virtqueue has stopped, or did not start.
+    /// Called when a virtqueue has stopped, or did not start.
     pub(super) async fn stopped(&self, index: usize, is_control: bool) {
         {
             let mut state = self.state();
@@ -175,8 +175,8 @@ impl Inner {
     }
 
     /// Serves the pairs in use, and lets the port spread frames over them as the guest has set it.
-    /// No frame goes to a pair out of use: the port is told of a hash after its pairs are served,
-    /// and forgets it before pairs are taken out of use. False: the port refuses.
+    /// No frame goes to a pair out of use: the hash is set after its pairs are served, and removed
+    /// before pairs are taken out of use. Returns false if the port refuses.
     pub(super) async fn apply_steering(&self) -> bool {
         if self.state().port.rss.is_some() {
             return self.apply_pairs().await && self.apply_rss().await;
@@ -260,7 +260,7 @@ impl HasPort for Inner {
         state.port.next_pair(is_refused, wanted)
     }
 
-    /// Makes running queues take the present rules; returns when they follow them.
+    /// Makes running queues adopt the present rules; returns when they have.
     async fn push_rules(&self) {
         let _told = self.told.lock().await;
         self.renew_rules();

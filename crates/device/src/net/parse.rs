@@ -65,15 +65,15 @@ pub(super) fn add_frame<const SIZE: usize>(
     Ok(())
 }
 
-/// True if the partial checksum of the frame behind the first `skip` bytes lies in a place that
-/// nobody judges (`wire::net::place`).
+/// True if the partial checksum of the frame behind the first `skip` bytes lies behind all headers
+/// by which a switch or the host decides about the frame (`wire::net::place`).
 ///
-/// The driver can change the frame after this check. So a port that judges more of it than its
-/// Ethernet header, or whose host does, repeats the check on the bytes that it passes on.
+/// The driver can change the frame after this check. So a port that examines more of the frame than
+/// its Ethernet header, or whose host does, repeats the check on the bytes that it passes on.
 ///
 /// The plain version is [`is_in_place_by_copy`]. Nearly all frames are TCP or UDP directly behind
-/// Ethernet and IP, and their first bytes lie in one piece: these are looked at first. A place that
-/// is usual is right, so only other frames are examined as a whole.
+/// Ethernet and IP, and their first bytes lie in one piece: for these, only the usual places are
+/// compared. All other frames are copied and parsed.
 #[inline]
 fn is_in_place(header: &RawNetHeader, readable: &[GuestSlice], skip: usize) -> bool {
     let frame = match readable {

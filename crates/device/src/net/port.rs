@@ -1,6 +1,7 @@
-//! The host's side of a network device: what guest and operator want of the port, and what the host
-//! was last told. The device whose queues run here has one ([`super::NetDevice`]), and so has the
-//! owner of a port whose queues another process serves ([`super::OwnedPort`]).
+//! The host's side of a network device: the settings of guest and operator for the port, and the
+//! settings that the host was last told. A device whose queues run in this process has one
+//! ([`super::NetDevice`]), and so has the supervisor for a port whose queues a device process
+//! serves ([`super::OwnedPort`]).
 
 use super::pace::ChangePace;
 use manyring_backend::net::Port;
@@ -12,18 +13,18 @@ use std::sync::Arc;
 use tokio::sync::{Notify, watch};
 use tokio::time::{Instant, sleep_until};
 
-/// What guest and operator want of a port, and what the host was last told.
+/// The settings of guest and operator for a port, and the settings that the host was last told.
 #[derive(Debug)]
 pub(super) struct PortState {
     /// The operator has not switched the guest's link off.
     pub(super) link_up: bool,
     /// The link's state that guest and operator see: up only once the queues pass frames.
     pub(super) is_link_shown: bool,
-    /// The host's interface was deleted: the guest's link is down until it is joined again.
+    /// The host's interface was deleted: the guest's link is down until one is opened again.
     pub(super) is_gone: bool,
     /// The loss of the interface is shown to guest and operator, until the queues are served again.
     pub(super) is_loss_shown: bool,
-    /// How often an interface was joined in place of a deleted one.
+    /// How often an interface was opened in place of a deleted one.
     pub(super) joins: u64,
     /// The MTU that the next driver will be told.
     pub(super) mtu: Option<u16>,
@@ -99,13 +100,13 @@ impl HostPort {
         }
     }
 
-    /// Tells whoever shows the device's state, or passes it on.
+    /// Notifies the subscribers to changes of the device's state.
     pub(super) fn change(&self) {
         self.changes.send_modify(|n| *n += 1);
     }
 }
 
-/// Whoever has a port and makes the calls of the host that guest and operator ask for.
+/// A device with a port, which makes the calls of the host that guest and operator ask for.
 pub(super) trait HasPort {
     /// The device's name.
     fn name(&self) -> &str;
@@ -118,13 +119,14 @@ pub(super) trait HasPort {
     /// The next pair that must be attached or detached: see [`PortState::next_pair`].
     fn next_pair(&self, is_refused: &[bool]) -> Option<(usize, bool)>;
 
-    /// Has running queues follow the state; returns when they do.
+    /// Makes running queues follow the state; returns when they do.
     async fn push_rules(&self);
 
-    /// Serves the queues of the pairs in use and no others. False: the port refuses a change.
+    /// Serves the queues of the pairs in use and no others. Returns false if the port refuses a
+    /// change.
     async fn apply_pairs(&self) -> bool;
 
-    /// Notes the MTU that the next driver will be told.
+    /// Sets the MTU that the next driver will be told.
     fn note_mtu(&self, mtu: u16);
 
     /// Attaches the pairs that are served to the host, and detaches the others. False: the host has
@@ -152,7 +154,7 @@ pub(super) trait HasPort {
         !is_refused.contains(&true)
     }
 
-    /// Tells the port which offloads the guest accepts. False: the port refuses.
+    /// Tells the port which offloads the guest accepts. Returns false if the port refuses.
     async fn apply_offloads(&self) -> bool {
         let _calls = self.host().calls.lock().await;
         loop {
@@ -173,8 +175,8 @@ pub(super) trait HasPort {
 
     /// Lets the port choose the pair of each frame as the guest has set. False: it refuses.
     async fn apply_rss(&self) -> bool {
-        // Most often there is no hash: do not wait for a slow host then. A task that tells the host
-        // of another hash at this moment looks again afterwards.
+        // Most often there is no hash: do not wait for the lock of a slow host then. A task that
+        // tells the host another hash at this moment checks the state again afterwards.
         if self.with(|state| state.rss == state.host_rss) {
             return true;
         }

@@ -6,7 +6,7 @@ use manyring_wire::net::flow::FLOW_BYTES;
 use manyring_wire::net::rss::{Hash, Hasher};
 use manyring_wire::net::{HEADER_SIZE, LEGACY_HEADER_SIZE, RawNetHeader};
 
-/// Pieces of one receive buffer at most: with the spill they must fit one system call.
+/// The most pieces of one receive buffer: with the spill they must fit one system call.
 const PIECES_MAX: usize = 512;
 
 /// Slices and empty descriptors that a turn may pop: after this many it pops no further buffers. A
@@ -128,7 +128,7 @@ impl Posted {
         self.pieces.len() >= self.ring_size / 2
     }
 
-    /// Pops further buffers. False: the ring has none or is broken, or the turn is spent.
+    /// Pops further buffers. Returns false if the ring has none or is broken, or the turn is spent.
     #[inline]
     pub(super) fn pop(&mut self, queue: &mut impl Chains) -> bool {
         if self.is_spent() {

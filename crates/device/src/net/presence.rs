@@ -1,16 +1,16 @@
-//! Watches the host's interface, and joins it again when it was deleted and made anew.
+//! Watches the host's interface, and opens it again after it was deleted and created again.
 //!
 //! ```text
-//! there:  a hint comes (a change of the interface, a queue that cannot read)? ask the port
-//!         it is gone? the guest's link is down, no queue is served, no pair is in use
-//! gone:   once a second, or when a hint comes: have the port join an interface of its name
-//!         it has? as a start does: offloads, pairs, link; then the guest's link is up again
+//! present:  after a hint (a change of the interface, a queue that cannot read): check the port
+//!           the interface is gone: take the guest's link down, serve no queue, use no pair
+//! gone:     once a second, or after a hint: let the port open an interface of its name
+//!           that succeeds: set offloads, pairs and link as at a start; then the guest's link is up
 //! ```
 //! 1. Queues are disabled while the port is gone, as if their pairs were out of use. Frames that
-//!    the guest sends are dropped and counted, no worker waits for a file that is dead, and a
-//!    session that starts in this time starts as always.
-//! 2. The port is asked only after a hint, so that a device whose interface stays costs nothing. An
-//!    interface in another network namespace causes no hints: it is asked every five seconds.
+//!    the guest sends are dropped and counted, no worker polls a dead file, and a session that
+//!    starts in this time starts as always.
+//! 2. The port is checked only after a hint, so a device whose interface stays costs nothing. An
+//!    interface in another network namespace causes no hints: it is checked every five seconds.
 
 use super::State;
 use super::port::HasPort;
@@ -23,7 +23,7 @@ use tokio::time::{Instant, timeout};
 
 /// How often an interface that is gone is looked for without a hint.
 const RETRY: Duration = Duration::from_secs(1);
-/// How often an interface is asked whose changes the host does not report.
+/// How often an interface is checked whose changes the host does not report.
 const LOOK: Duration = Duration::from_secs(5);
 /// Hints that come within this time count as one.
 const RETRY_DELAY: Duration = Duration::from_millis(50);
@@ -60,7 +60,7 @@ impl State {
 
 impl<T: HasPort> Presence for T {}
 
-/// Whoever has a port watches it.
+/// Watches the port of a device.
 pub(super) trait Presence: HasPort {
     /// See [`NetSide::look_after_port`](super::NetSide::look_after_port).
     async fn look_after(&self) {
@@ -105,7 +105,7 @@ pub(super) trait Presence: HasPort {
         self.apply_pairs().await;
     }
 
-    /// Tries to join the interface again, and returns when that has succeeded.
+    /// Tries to open the interface again, and returns when that has succeeded.
     async fn wait_for_port(&self, told: &mut Told) {
         let device = self.name();
         told.why = None;
@@ -157,7 +157,7 @@ pub(super) trait Presence: HasPort {
         if self.host().port.is_own() {
             tracing::info!(device, interface, "the host's interface is back, and joined again");
         }
-        // The interface may have been deleted again before it was joined.
+        // The new interface may have been deleted meanwhile: check it once more.
         self.host().hint.notify_one();
     }
 }

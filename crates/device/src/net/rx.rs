@@ -1,7 +1,7 @@
 //! receiveq: a port's frames -> the guest's buffers -> chains (virtio 1.3 §5.1.6.3, §5.1.6.4).
 //!
-//! The plain version: pop buffers, take the next frame, copy it into them, push them. The changes
-//! to it, and why they are right:
+//! The plain version: pop buffers, take the next frame, copy it into them, push them. The
+//! optimizations, and why they are right:
 //! 1. Buffers are popped ahead and kept until frames fill them (`posted.rs`), so that the ring is
 //!    read once for many frames. A queue that stops puts the rest back.
 //! 2. A port that reads (a tap) puts a frame straight into the next buffers, and its header into
@@ -40,14 +40,14 @@ use zerocopy::IntoBytes;
 
 /// Offset of the spill in the offer's own memory, behind the header.
 const SPILL_AT: usize = 64;
-/// Header and frame at most.
+/// The largest header and frame together, in bytes.
 const SIZE_MAX: usize = HEADER_SIZE + FRAME_SIZE_MAX;
-/// Pieces offered at once at most.
+/// The most pieces that are offered to one read.
 const OFFER_PIECES: usize = 1000;
 /// Only one buffer is offered after `SMALL_ROW` frames in a row of `SMALL_FRAME` bytes at most.
 const SMALL_FRAME: usize = 2048;
 const SMALL_ROW: u32 = 32;
-/// Frames in a row that the host cannot hand out before its port counts as gone.
+/// If so many reads in a row fail because of their frame, the port counts as gone.
 const REFUSALS_MAX: u32 = 64;
 
 /// A receiveq, as its worker runs it.
@@ -75,7 +75,7 @@ pub(crate) struct NetRx {
     /// The port is down, detached or gone.
     broken: bool,
     refusals: u32,
-    /// The driver had posted too few buffers at the last look.
+    /// The driver had posted too few buffers when the ring was last checked.
     is_out: bool,
 }
 
@@ -149,7 +149,7 @@ impl NetRx {
         self.port.readiness()
     }
 
-    /// Notes that the port is down, detached or gone, so that it must not be waited for.
+    /// Called when the port is down, detached or gone: the queue must not wait for it.
     pub(crate) fn on_broken(&mut self) {
         self.broken = true;
     }
@@ -158,7 +158,7 @@ impl NetRx {
         self.broken
     }
 
-    /// Notes that the port may work again.
+    /// Called when the port may work again.
     pub(crate) fn revive(&mut self) {
         (self.broken, self.refusals) = (false, 0);
     }
@@ -253,8 +253,8 @@ impl NetRx {
         progress.add_used(used);
     }
 
-    /// Pops buffers until there are plenty, or no more. False: none are posted, a frame waits for
-    /// more than there are, or the turn is spent.
+    /// Pops buffers until there are plenty, or no more. Returns false if none are posted, if a
+    /// frame waits for more than there are, or if the turn is spent.
     #[inline]
     fn post(&mut self, queue: &mut impl Chains, stats: &QueueStats) -> bool {
         while self.waiting == 0 && !self.has_plenty() {
@@ -320,12 +320,13 @@ impl NetRx {
             Ok(size) => size.min(SIZE_MAX),
             Err(Errno::AGAIN | Errno::INTR) => return false,
             Err(Errno::FAULT) => {
-                // The kernel has found that guest memory was cut away. The frame is lost.
+                // EFAULT from the kernel: guest memory was truncated. The frame is lost.
                 stats.dropped_memory.add(1);
                 progress.turn.memory_lost = true;
                 return false;
             }
-            // The host had no virtio-net header for this frame: it is lost, and the port goes on.
+            // The kernel cannot make a virtio-net header for this frame: it is lost, and the next
+            // read may succeed.
             Err(Errno::INVAL) if self.refusals < REFUSALS_MAX => {
                 stats.dropped_refused.add(1);
                 self.refusals += 1;

@@ -1,5 +1,5 @@
-//! `NetSide`: what host and operator see of a network device and ask of it, in whichever process
-//! its queues run.
+//! `NetSide`: the part of a network device that concerns host and operator, whether its queues run
+//! in this process or in another one.
 
 use crate::PendingResult;
 use manyring_backend::net::Port;

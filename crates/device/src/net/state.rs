@@ -1,8 +1,8 @@
-//! The life of a driver's settings: they are forgotten when a driver begins, saved for another
-//! process, and restored from one.
+//! The life of a driver's settings: they are dropped when a driver begins, saved for another
+//! process, and restored from the state that another process has saved.
 //!
-//! A saved state has the values that the driver was told, and commands of the control queue as the
-//! driver wrote them, so that one parser serves both. To restore, the commands are obeyed again.
+//! A saved state has the values that the driver was told, and commands of the control queue in the
+//! driver's format, so that one parser serves both. To restore, the commands are carried out again.
 
 use super::control::needs;
 use super::port::HasPort;
@@ -36,7 +36,7 @@ pub(super) struct Arrival {
 }
 
 impl Inner {
-    /// Forgets the driver's settings, and keeps the operator's.
+    /// Drops the driver's settings, and keeps the operator's.
     fn reset(&self, state: &mut State, features: u64) {
         state.features = features;
         state.drivers += 1;
@@ -61,9 +61,9 @@ impl Inner {
         let arrival = {
             let mut state = self.state();
             let arrival = state.awaited.take().filter(|arrival| arrival.features == features);
-            // QEMU sends the features once for each pair: the same ones again change nothing. A
-            // front-end that leaves the control queue to us sends them once for each driver: the
-            // same ones again mean that a driver begins anew.
+            // QEMU sends the features once for each pair: equal features again change nothing. A
+            // front-end that leaves the control queue to this device sends them once for each
+            // driver: equal features again mean that another driver begins.
             let is_same = features != 0 && state.features == features && !state.has_control;
             if is_same && arrival.is_none() {
                 return;
@@ -88,7 +88,7 @@ impl Inner {
         self.push_rules().await;
     }
 
-    /// Begins the control queue. Unless its ring `goes_on`, its driver has set nothing yet.
+    /// Begins to serve the control queue. Unless its ring `goes_on`, its driver has set nothing.
     pub(super) fn begin_control(&self, goes_on: bool) {
         let mut state = self.state();
         let features = state.features;
@@ -100,8 +100,9 @@ impl Inner {
         state.has_control = true;
     }
 
-    /// True if the ring of an activation continues where it was stopped, here or elsewhere: then
-    /// the driver's settings stay. Ask once: the next ring may be another driver's.
+    /// True if the ring of an activation continues where it was stopped, in this or in another
+    /// process: then the driver's settings stay. The caller must ask once for each activation,
+    /// because the next ring may be another driver's.
     pub(super) fn goes_on(&self, activation: &Activation) -> bool {
         let ring = RingFeatures::from_bits(activation.features);
         let is_new = activation.queue.base().is_start(ring);
@@ -200,7 +201,7 @@ impl Inner {
         Ok(arrival)
     }
 
-    /// Parses a command, if this device would obey it for a driver with these features.
+    /// Parses a command, if this device would carry it out for a driver with these features.
     fn command_of(&self, record: &StateRecord, features: u64) -> Result<Command, StateError> {
         let command = Command::parse(&record.bytes).map_err(|_| record.wrong())?;
         let data_queues = self.options.queue_pairs * 2;

@@ -1,14 +1,14 @@
 //! transmitq: chain -> frame -> `PortTx::send` (virtio 1.3 §5.1.6.2).
 //!
 //! ```text
-//! turn:   the port has finished frames that it kept? their chains go back         (late.rs)
-//!         no burst is held? pop a batch, and make a frame of each chain          (parse.rs)
+//! turn:   if the port has finished frames that it kept: push their chains         (late.rs)
+//!         if no burst is held: pop a batch, and make a frame of each chain       (parse.rs)
 //!         offer the burst to the port:
-//!             it took a group of frames? their chains go back, and are published
-//!             as much was sent as a turn may send? the rest waits for the next turn
-//!             the port is full? the rest waits until the port has room
-//!             the host has no memory? the rest waits for a millisecond, 100 times at most
-//! let go: offer the burst once more, for one turn's bytes; drop the rest; all chains go back
+//!             the port took a group of frames: push and publish their chains
+//!             the bound of a turn is reached: the rest waits for the next turn
+//!             the port is full: the rest waits until the port has room
+//!             the host has no memory: the rest waits for a millisecond, 100 times at most
+//! let go: offer the burst once more, for one turn's bytes; drop the rest; push all chains
 //! ```
 //! 1. The frames of a burst stay in order: nothing is popped while a burst is held.
 //! 2. A frame is a list of slices of guest memory, not a copy. Its chain is returned when the port
@@ -36,9 +36,9 @@ use manyring_wire::net::{HEADER_SIZE, Offloads};
 use std::sync::Arc;
 
 const _: () = assert!(burst::FRAMES_MAX == BATCH_CHAINS && burst::SHARED_BYTES == GROUP_BYTES);
-/// How long to wait before another try when the host is out of memory.
+/// How long to wait before sending is retried when the host is out of memory.
 const NO_MEMORY_RETRY_NS: u64 = 1_000_000;
-/// Tries after which a frame for which the host has no memory is dropped.
+/// After so many attempts, a frame for which the host has no memory is dropped.
 const NO_MEMORY_TRIES: u32 = 100;
 
 /// A transmitq, as its worker runs it.
@@ -60,7 +60,7 @@ pub(crate) struct NetTx {
     frames: Frames,
     chains: Vec<Chain>,
     done: usize,
-    /// Frames of the rest that left before their turn ([`Sent::ahead`]).
+    /// Frames of the rest that the port has sent before earlier ones ([`Sent::ahead`]).
     ahead: u64,
     stop: Option<Stop>,
     retry_at_ns: u64,
@@ -172,7 +172,7 @@ impl NetTx {
         (self.stop == Some(Stop::NoMemory)).then_some(self.retry_at_ns)
     }
 
-    /// Notes that the port may have room again.
+    /// Called when the port may have room again.
     pub(crate) fn on_port(&mut self) {
         if self.is_blocked() {
             self.retry_at_ns = 0;
@@ -249,8 +249,8 @@ impl NetTx {
         Sent { taken: self.frames.count() - self.done, ..Sent::default() }
     }
 
-    /// Counts the rest of the burst as dropped, except frames that left before their turn, which
-    /// are counted already.
+    /// Counts the rest of the burst as dropped, except frames that the port has sent before earlier
+    /// ones, which are counted already.
     #[cold]
     fn drop_rest(&mut self, cause: &Counter) {
         let ahead = self.ahead;
@@ -285,7 +285,8 @@ impl NetTx {
         }
     }
 
-    /// Offers the rest of the burst to the port once. True: offer the remaining frames now.
+    /// Offers the rest of the burst to the port once. Returns true if the remaining frames should
+    /// be offered now.
     fn send_group(
         &mut self,
         queue: &mut impl Chains,
@@ -381,7 +382,7 @@ impl NetTx {
         }
     }
 
-    /// Notes that frame `index` of the burst was lost.
+    /// Counts frame `index` of the burst as lost.
     #[cold]
     fn lose(&mut self, index: usize) {
         self.lost.add(&self.frames.header(index), self.frames.len(index));
@@ -405,7 +406,8 @@ impl NetTx {
     }
 
     /// Offers the rest to the port once more, drops the frames that it does not take, and returns
-    /// all chains but those of frames that the port has, which alone use guest memory afterwards.
+    /// all chains except those of frames that the port still has. Afterwards only these frames use
+    /// guest memory.
     pub(crate) fn let_go(&mut self, queue: &mut impl Chains, stats: &QueueStats) {
         if let Some(kept) = &mut self.kept {
             kept.give_back(queue);

@@ -63,7 +63,7 @@ impl Handler<BackRing> for BlkifHandler {
         self.queue.requests.acknowledge();
     }
 
-    /// A queue that can pop nothing until a request is done does not wait for its driver.
+    /// A queue that can pop nothing before one of its requests completes does not ask for a kick.
     fn waits(&self, _: &BackRing) -> Waits {
         Waits {
             driver: !self.queue.is_waiting() && !self.queue.is_limited(),

@@ -1,4 +1,4 @@
-//! Indirect requests: their segments are copied out of the granted pages that hold them.
+//! Indirect requests: copies their segments out of the granted pages that hold them.
 
 use super::plan::{IoKind, access_of, errno_of};
 use super::queue::BlkifQueue;

@@ -13,7 +13,7 @@ impl BlkifQueue {
         self.gate = self.shared.limit.gate();
     }
 
-    /// True if the limit has refused a request, and it is not yet time to look again.
+    /// True if the limit has refused a request, and the time to ask it again has not come.
     pub(super) fn is_limited(&self) -> bool {
         self.limited_until_ns().is_some()
     }
@@ -60,8 +60,8 @@ impl BlkifQueue {
     }
 }
 
-/// The direction and bytes of a request, if a limit counts it. While the segments of an indirect
-/// request are not read, the bytes are the most that they can have.
+/// The direction and bytes of a request, if a limit counts it. The segments of an indirect request
+/// are not read yet, so it counts with the most bytes that they can have.
 fn peek(raw: &RawRequest, limits: &Limits) -> Option<(Way, u64)> {
     let way = |op| if op == DataOp::Read { Way::Read } else { Way::Write };
     match Request::parse(raw, limits).ok()?.kind {

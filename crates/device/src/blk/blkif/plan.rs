@@ -16,7 +16,7 @@ use std::ops::Range;
 pub(super) struct Reply {
     pub(super) id: u64,
     pub(super) echo: u8,
-    /// Lots that its pages take at most.
+    /// The most lots that the request's pages take.
     pub(super) lots: u32,
 }
 
@@ -73,8 +73,8 @@ impl IoKind {
     }
 }
 
-/// `EAGAIN` from mapping a request's pages means that we, not the guest, ran out of mappings: the
-/// request goes back to the ring.
+/// `EAGAIN` from mapping a request's pages means that this process, not the guest, has run out of
+/// mappings: the request is put back into the ring.
 pub(super) const SHORT: Errno = Errno::AGAIN;
 
 /// Maps the error for a page to an errno: [`UNMAPPED`] fails the request, [`SHORT`] puts it back.
@@ -102,7 +102,7 @@ pub(super) fn segment_count(kind: &Result<Asked<'_>, RequestError>) -> usize {
     }
 }
 
-/// True for a write that must come after all requests before it (`stages.rs`).
+/// True for a write that must be served after all requests before it (`stages.rs`).
 #[inline]
 pub(super) fn is_ordered(op: DataOp) -> bool {
     matches!(op, DataOp::WriteBarrier | DataOp::FlushWrite)
@@ -137,7 +137,7 @@ struct Few {
 }
 
 impl InUse {
-    /// For a ring with this many slots, of which no request is in flight.
+    /// The pages in use of a ring with this many slots, none of whose requests is in flight.
     pub(super) fn new(slots: u16) -> Self {
         Self { slots: vec![Few::default(); slots.into()], more: Vec::new() }
     }

@@ -5,12 +5,13 @@
 //! read_segments:  map the pages that hold the segments of indirect requests, copy them out, unmap
 //! map:            map the pages of all requests: one call
 //! submit:         slices to the burst; the burst to the disk
-//! complete:       what is done: let go of its pages, write its response; the engine publishes it
+//! complete:       for each completed request: release its pages, write its response; the engine
+//!                 publishes the responses
 //! ```
-//! A request whose pages are all mapped already goes from `plan` straight to the burst, unless an
-//! earlier request must go through the steps between. Most often every request goes straight.
-//! 1. The front-end can change requests and segments at any time. Each is copied once and decided
-//!    on by the copy: requests when they are popped, segments of indirect requests out of their
+//! A request whose pages are all mapped already goes from `plan` directly to the burst, unless an
+//! earlier request needs the steps between. Most often this holds for every request.
+//! 1. The front-end can change requests and segments at any time. So each is copied once, and only
+//!    the copy is used: requests when they are popped, segments of indirect requests out of their
 //!    pages.
 //! 2. Requests that do not fit into this turn are put back into the ring, the last one first: those
 //!    beyond [`SEGMENTS_TURN`] segments, or beyond the pages that the queue has addresses for.
@@ -41,10 +42,10 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// Segments of the requests of one turn at most. A single request may have more.
+/// The most segments of the requests of one turn. A single request may have more.
 const SEGMENTS_TURN: usize = 1024;
-/// How long a request waits until its pages are tried again, if other queues of the process have
-/// taken all room for mappings.
+/// How long a request waits until mapping its pages is retried, if other queues of the process have
+/// used up all mappings.
 const RETRY_NS: u64 = 1_000_000;
 
 /// A queue of a Xen block device, as its worker runs it.
@@ -75,14 +76,14 @@ pub(super) struct BlkifQueue {
     /// The region of mapped pages that was found last, where the next lookup begins.
     pub(super) last: LastHit,
     pub(super) stages: Stages,
-    /// Lots that the requests in flight take at most.
+    /// The most lots that the requests in flight take.
     pub(super) lots: u32,
     /// How many lots the queue has.
     lots_max: u32,
     /// Requests were put back, because they need pages that requests in flight still use.
     is_held: bool,
-    /// When requests that were put back for lack of mappings are tried again, even if no request of
-    /// this queue has ended before. `None`: there are none.
+    /// When requests that were put back for lack of mappings are retried, even if no request of
+    /// this queue has completed before. `None`: there are no such requests.
     retry_at_ns: Option<u64>,
     /// When the queue must take a turn to unmap unused grants; `None` unless `is_tended`.
     pub(super) purge_at_ns: Option<u64>,
@@ -140,8 +141,8 @@ impl BlkifQueue {
         self.is_held || self.stages.is_gated()
     }
 
-    /// Allows the queue to pop the requests that were put back, which may find pages now. True if
-    /// there were any.
+    /// Allows the queue to pop the requests that were put back, since pages may be free now.
+    /// Returns true if there were any.
     #[inline]
     pub(super) fn release_held(&mut self) -> bool {
         let was_held = self.is_held;
@@ -162,7 +163,7 @@ impl BlkifQueue {
         self.retry_at_ns.is_some_and(|at_ns| now_ns >= at_ns)
     }
 
-    /// True if mapped memory of the guest was cut away.
+    /// True if mapped memory of the guest was truncated.
     pub(super) fn is_broken(&self) -> bool {
         self.grants.pages().is_broken()
     }
@@ -194,10 +195,10 @@ impl BlkifQueue {
     ) -> usize {
         let mut max = self.requests.burst_max().min(limit);
         if self.requests.room.is_due(now_ns) {
-            // Try them even before a closed gate, which waits for their end.
+            // Retry them even while a gate is closed: the gate waits for their end.
             max = ring.recall(self.requests.room.begin_retry(now_ns).min(max));
             if max == 0 && ring.in_flight() == 0 {
-                // The last one was answered with another error, so that none waits for space.
+                // The last request was answered with another error, so none waits for space.
                 self.requests.room.end(true);
             }
         } else if self.stages.is_gated() || (self.is_held && !self.retries(now_ns)) {

@@ -32,7 +32,7 @@ pub(super) struct OrderedWrite {
     pub(super) len: u64,
 }
 
-/// The part of a discard that the disk has not been given yet.
+/// The part of a discard that was not handed to the disk yet.
 #[derive(Clone, Copy, Debug)]
 struct RemainingDiscard {
     token: u32,
@@ -44,9 +44,9 @@ struct RemainingDiscard {
 /// The next step of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Step {
-    /// Give the disk this operation on this range (offset, length).
+    /// Submit this operation on this range (offset, length).
     Submit(Op, u64, u64),
-    /// Give the disk this write to this range, with the slices of the gate's pages.
+    /// Submit this write to this range, with the slices of the gate's pages.
     Write(Op, u64, u64),
 }
 
@@ -90,7 +90,7 @@ impl Stages {
         }
     }
 
-    /// Begins a discard. Returns the length of its first piece, to be given to the disk now.
+    /// Begins a discard. Returns the length of its first piece, which the caller must submit now.
     pub(super) fn cut_discard(&mut self, token: u32, op: Op, offset: u64, len: u64) -> u64 {
         let first = len.min(RANGE_BYTES_MAX);
         if first < len {

@@ -1,4 +1,4 @@
-//! A receiveq with a limit: takes one frame at a time from its port, each when it may pass.
+//! A receiveq with a limit: takes one frame at a time from its port, when the limit admits it.
 
 use super::NetRx;
 use crate::net::NetTurn;
@@ -42,8 +42,8 @@ impl NetRx {
         self.gate.as_ref().and_then(|gate| gate.due_ns())
     }
 
-    /// As [`Self::turn`], for a queue with a limit. Frames that may not pass wait in the port, and
-    /// the host drops those for which the port has no room.
+    /// As [`Self::turn`], for a queue with a limit. Frames that the limit does not admit wait in
+    /// the port, and the host drops those for which the port has no room.
     #[cold]
     #[inline(never)]
     pub(crate) fn turn_limited(
@@ -62,7 +62,8 @@ impl NetRx {
         self.turn(queue, stats)
     }
 
-    /// Charges the frames that were delivered since the last call. True if another frame may pass.
+    /// Charges the frames that were delivered since the last call. Returns true if the limit admits
+    /// another frame.
     #[cold]
     #[inline(never)]
     pub(super) fn admits(&mut self, stats: &QueueStats) -> bool {

@@ -2,13 +2,13 @@
 //! return.
 //!
 //! ```text
-//! add              the port has taken a frame and goes on using its memory
-//! reap             in every turn: frames that the port has finished go back to the driver, in any
+//! add              the port has taken a frame and still uses its memory
+//! reap             in every turn: push the chains of frames that the port has finished, in any
 //!                  order
-//! recall           the driver is to get its memory back: frames that the port has not begun to
-//!                  send go back at once, and are not sent
-//! retire, barrier  a change of memory; a disabled queue or a stop: acknowledged when all frames
-//!                  that are with the port are back
+//! recall           the driver must get its memory back: take back frames that the port has not
+//!                  begun to send, and drop them
+//! retire, barrier  after a change of memory, or when the queue is disabled or stops: acknowledge
+//!                  when the port has returned all frames
 //! ```
 //! A queue whose port finishes every frame in `send` has no `PortFrames`.
 
@@ -31,7 +31,7 @@ const LOOK_NS: u64 = 50_000_000;
 /// A wait for frames of a port that takes longer than this is logged.
 const TIMEOUT_NS: u64 = 1_000_000_000;
 
-/// A frame that the port has.
+/// A frame that the port still uses.
 #[derive(Debug)]
 struct Held {
     chain: Chain,
@@ -46,7 +46,7 @@ struct Waiting {
     is_told: bool,
 }
 
-/// The frames of a transmitq that its port has.
+/// The frames of a transmitq that its port still uses.
 #[derive(Debug)]
 pub(super) struct PortFrames {
     frames: Table<Held>,
@@ -60,7 +60,7 @@ pub(super) struct PortFrames {
 }
 
 impl PortFrames {
-    /// For a queue in `memory`, none of whose frames the port has.
+    /// No frames yet, of a queue whose guest memory is `memory`.
     #[cold]
     pub(super) fn new(memory: Arc<GuestMemory>) -> Box<Self> {
         Box::new(Self {
@@ -113,8 +113,8 @@ impl PortFrames {
         turn.memory_lost |= std::mem::take(&mut self.memory_lost);
     }
 
-    /// Takes back the frames that the port has not begun to send. True if chains were returned to
-    /// the driver.
+    /// Takes back the frames that the port has not begun to send. Returns true if chains were
+    /// returned to the driver.
     pub(super) fn recall(
         &mut self,
         port: &mut dyn PortTx,
@@ -277,7 +277,7 @@ impl NetTx {
         }
     }
 
-    /// Notes that returned chains are published.
+    /// Called when the returned chains are published.
     #[inline]
     pub(crate) fn acknowledge(&mut self) {
         if let Some(late) = &mut self.late {
@@ -295,7 +295,8 @@ impl NetTx {
         self.port.done()
     }
 
-    /// Arms the port's doorbell. False: frames are finished already, so the queue must not sleep.
+    /// Arms the port's doorbell. Returns false if frames are finished already, so that the queue
+    /// must not sleep.
     pub(crate) fn may_sleep(&self) -> bool {
         let has_frames = self.late.as_ref().is_some_and(|late| late.count > 0);
         !has_frames || self.port.done().doorbell().is_none_or(|doorbell| doorbell.alarm().arm())

@@ -1,5 +1,5 @@
-//! A transmitq with a limit: how many frames of a batch it takes. Each frame is charged as it was
-//! when it was added to the burst.
+//! A transmitq with a limit: how many frames of a batch it takes. A frame is charged with the
+//! length that it had when it was added to the burst.
 
 use super::NetTx;
 use manyring_engine::limit::Passed;
@@ -29,8 +29,8 @@ impl NetTx {
         gate.and_then(|gate| gate.due_ns())
     }
 
-    /// How many frames of the batch may pass now; the others go back into the ring. Frames that are
-    /// dropped, as the link is down, need not pass the limit.
+    /// How many frames of the batch the limit admits now; the others are put back into the ring.
+    /// Frames that are dropped because the link is down are always admitted.
     #[cold]
     #[inline(never)]
     pub(super) fn admitted(
@@ -59,7 +59,8 @@ impl NetTx {
         count
     }
 
-    /// Charges the frames that the turn has popped, as they were then. A wrong frame is free.
+    /// Charges the frames that the turn has popped, with their length at that time. A wrong frame
+    /// is not charged.
     #[cold]
     #[inline(never)]
     pub(super) fn settle_limit(&mut self, now_ns: u64) {
