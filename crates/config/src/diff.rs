@@ -131,6 +131,7 @@ pub fn diff(running: &Plan, desired: &Plan) -> Vec<Step> {
             steps.push(Step { name: name.clone(), what: What::Add(device.clone()) });
         }
     }
+    // A switch is removed only after the devices that were its ports.
     steps.extend(gone);
     steps.extend(limits(running, desired));
     let restart = [

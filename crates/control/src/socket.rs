@@ -190,6 +190,7 @@ impl Clients {
             };
             match accepted {
                 Ok((stream, _)) => {
+                    // Before the stream is wrapped: only a tokio stream has `peer_cred`.
                     let who = user(&stream);
                     // Declared before the stream, so dropped after it: the refill needs the
                     // descriptor that the stream frees.

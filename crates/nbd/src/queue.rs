@@ -97,6 +97,8 @@ impl NbdQueue {
 
     /// Handles the reconnector's news, if there are any.
     fn hear(&mut self) {
+        // News for another state of the link are stale, and are dropped: the connection in them is
+        // closed, and `close` asks for another one.
         match (self.line.take(), &self.link) {
             (Some(News::Joined(joined)), QueueLink::Down) => self.go_up(joined),
             (Some(News::Joined(joined)), QueueLink::Up(_)) => self.next = Some(joined),
@@ -110,6 +112,7 @@ impl NbdQueue {
 
     /// Starts to use a new connection: all requests are sent again on it.
     fn go_up(&mut self, joined: JoinedConnection) {
+        // The export first: its flags and block sizes decide how the requests are written again.
         self.session.start_again(&joined.export);
         let JoinedConnection { channel, is_shared, .. } = joined;
         if let Some(watched) = &self.watched
@@ -185,6 +188,8 @@ impl NbdQueue {
             return;
         };
         self.stalled = 0;
+        // A second connection that was meant for the switch is dropped too: the reconnector counts
+        // one connection for each queue, and is asked for a new one below.
         self.next = None;
         self.session.forget_commands();
         // The device waits for these requests to come back, to return them to the guest's ring.
@@ -196,6 +201,7 @@ impl NbdQueue {
 
     /// Submits a send of the written commands, and a receive while replies are pending.
     fn go_on(&mut self, ring: &mut Ring) {
+        // In this order: a closed connection must not be sent on, and a switch needs an idle one.
         self.close();
         if self.next.is_some() {
             self.go_over();
@@ -206,6 +212,7 @@ impl NbdQueue {
         let QueueLink::Up(channel) = &mut self.link else { return };
         let room = if ring.is_shared() { ROOM_SHARED } else { ROOM };
         if !channel.stream.is_sending() {
+            // Before a switch, only the replies of the written commands are awaited.
             let leaves = self.next.is_some();
             let emitted = if leaves { Ok(0) } else { channel.emit(&mut self.session, room) };
             if let Err(broken) = emitted {

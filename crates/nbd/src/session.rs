@@ -254,6 +254,7 @@ impl NbdSession {
         let index = u32::try_from(cookie & 0xffff_ffff).unwrap_or(u32::MAX);
         let sent = self.places.get_mut(index as usize).and_then(|place| place.sent.take());
         let Some(sent) = sent else { return Ok(()) };
+        // The entry is free even if the reply is an error: `uses` keeps its old cookie invalid.
         self.free.push(index);
         let errno = match sent.error {
             Some(ReplyError::Shutdown) => return Err(Broken::Shutdown),
@@ -301,6 +302,7 @@ impl NbdSession {
             place.sent = None;
             self.free.push(at);
         }
+        // All open requests, also those whose commands were all written: their replies are lost.
         let open = (0..).zip(&self.asked).filter(|(_, asked)| asked.is_open);
         let mut tokens: Vec<u32> = open.map(|(token, _)| token).collect();
         tokens.sort_unstable_by_key(|token| self.asked[*token as usize].number);

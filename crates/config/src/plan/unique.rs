@@ -104,6 +104,7 @@ fn names(plan: &Plan) -> Result<(), PlanError> {
 
 fn paths(plan: &Plan, look: &Look) -> Result<(), PlanError> {
     sockets(plan, look)?;
+    // Captures are compared with the files of disks too, so the disks are collected first.
     let disks = disks(plan, look)?;
     let mut captures = HashMap::new();
     for net in &plan.net {

@@ -98,6 +98,8 @@ impl HostDisk {
             self.size.store(size, Ordering::Relaxed);
             tell(size);
         };
+        // To shrink: first refuse new requests beyond the end, then wait for those in flight, and
+        // only then cut the disk. To grow: first extend the disk, then admit requests beyond `old`.
         let shrunk = size.filter(|size| *size < old);
         let begun = shrunk.map_or(Ok(()), |size| {
             set(size);
@@ -108,6 +110,7 @@ impl HostDisk {
         let measured = measured.and_then(|geometry| {
             if is_whole(geometry.size) { Ok(geometry) } else { Err(Errno::INVAL) }
         });
+        // After a failure, requests are checked against the old size again.
         let geometry = measured.inspect_err(|_| set(old))?;
         *self.geometry.lock().unwrap_or_else(PoisonError::into_inner) = geometry;
         set(geometry.size);

@@ -255,6 +255,8 @@ impl<R> QueueRequests<R> {
     ) -> bool {
         for _ in 0..RECALLS_MAX {
             let Some(&token) = self.recalls.last() else { return false };
+            // The disk may have completed the request already. With `ECANCELED`, a recalled
+            // transfer has ended after one of its pieces: it can still be put back.
             if let Some(at) = self.done.iter().position(|done| done.token == token) {
                 if self.done[at].result != Err(Errno::CANCELED) {
                     self.recalls.clear();

@@ -128,6 +128,7 @@ impl BlkQueue {
                 break;
             }
         }
+        // Retried requests were popped long ago, so they are not the last ones of the ring.
         if is_retry {
             self.requests.bar_recall();
         }
@@ -207,6 +208,7 @@ impl BlkQueue {
     #[inline]
     fn take_request(&mut self, queue: &mut impl Chains, index: usize, now_ns: u64) {
         let Some((chain, readable, writable)) = self.batch.take(index) else { return };
+        // An earlier chain of this batch was malformed: the queue stops, and serves no later one.
         if queue.fault().is_some_and(|fault| matches!(fault, QueueError::Request(_))) {
             queue.discard(chain);
             return;

@@ -184,6 +184,7 @@ impl ShareThread {
             .into_iter()
             .partition::<Vec<_>, _>(|member| ended.contains(&member.number));
         self.members = members;
+        // Before there is a server, a member that leaves has sent nothing on: it is just dropped.
         let Some(server) = &mut self.server else { return Ok(()) };
         if gone.iter_mut().any(|member| member.has_unanswered(&self.relay)) {
             return Err(OVERDUE.to_owned());

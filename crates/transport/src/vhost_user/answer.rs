@@ -93,6 +93,8 @@ impl Server {
             known_by.extend(message.header.emit());
             known_by.extend(message.payload.iter().take(KNOWN_BY));
         }
+        // `saved_session.rs` argues the order of the next steps: a process that resumes the session
+        // finds each message in the socket, to handle it again, or its settings in the journal.
         let pending = self.meter.of(front.journal_before(&message)).await;
         let sent = self.meter.of(front.handle(message)).await?;
         let has_answer = sent.is_some();
@@ -125,6 +127,7 @@ impl Server {
         for SavedEntry { entry, fds } in saved_session.entries {
             self.meter.of(front.resume(entry, fds, connection.origin())).await?;
         }
+        // After all entries: a driver that is notified may kick at once, and its rings must run.
         front.ring_all();
         if count > 0 {
             tracing::info!(device = self.device.name(), messages = count, "session resumed");

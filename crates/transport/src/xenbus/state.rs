@@ -232,6 +232,8 @@ impl Back {
             true => negotiate::disk_left(&self.seen.back, disk),
             false => disk,
         };
+        // Which phase follows depends on the states that a former process and the front-end have
+        // left: take a connected front-end over, or finish closing, or offer the disk.
         self.opened = Some(Opened { assignment, offer, disk });
         match (self.told, state_of(&self.seen.front)) {
             _ if self.is_left_connected() => self.connect(true, actions),
