@@ -73,10 +73,15 @@ pub(crate) fn build_bench(profile: &str) -> Outcome<PathBuf> {
 /// Builds the daemon and `manyring-bench` with the features that the workspace's tests have, and
 /// says where they are: so cargo takes all crates as it built them for those tests.
 pub(crate) fn build_beside_tests() -> Outcome<(PathBuf, PathBuf)> {
-    let programs = ["--bin", "manyring", "--bin", "manyring-bench"];
-    see(cargo(&["build", "--workspace", "--tests"]).args(programs))?;
+    see(&mut beside_tests())?;
     let folder = target()?.join("debug");
     Ok((folder.join("manyring"), folder.join("manyring-bench")))
+}
+
+/// cargo for [`build_beside_tests`].
+pub(crate) fn beside_tests() -> Command {
+    let programs = ["--bin", "manyring", "--bin", "manyring-bench"];
+    cargo(&[&["build", "--workspace", "--tests"][..], &programs].concat())
 }
 
 fn build(package: &str, program: &str, profile: &str) -> Outcome<PathBuf> {

@@ -19,7 +19,7 @@ const AT_ONCE: usize = 3;
 /// How long a test program, or a module of one, may take. The longest take a hundred seconds.
 const LIMIT: Duration = Duration::from_secs(400);
 
-/// Runs the tests of the workspace: its test programs, then the examples in its documentation.
+/// Runs the test programs of the workspace.
 pub(crate) fn workspace() -> Outcome<Totals> {
     let (mut programs, start) = (Programs::default(), Instant::now());
     let (mut spent, mut success) = (Duration::ZERO, true);
@@ -37,9 +37,12 @@ pub(crate) fn workspace() -> Outcome<Totals> {
     });
     let (took, spent) = (start.elapsed().as_secs_f64(), spent.as_secs_f64());
     println!("\nthe test programs took {took:.1} s, and {spent:.1} s of CPU time");
-    let mut totals = programs.end(success);
-    totals.add(test(&mut cargo(&["test", "--workspace", "--no-fail-fast", "--doc"]))?);
-    Ok(totals)
+    Ok(programs.end(success))
+}
+
+/// Runs the examples in the documentation of the workspace.
+pub(crate) fn examples() -> Outcome<Totals> {
+    test(&mut cargo(&["test", "--workspace", "--no-fail-fast", "--doc"]))
 }
 
 /// A test program that cargo has built, or a part of it.
@@ -243,29 +246,19 @@ const GIVEN_UP: &str = "xtask: given up: ";
 /// In front of a test that had begun and not ended.
 const HANGING: &str = "xtask: had begun and not ended: ";
 
-/// Runs `cargo test` with arguments, shows what it says, and counts.
+/// Runs `cargo test` with arguments, shows in one piece what it says, and counts.
 pub(crate) fn test(command: &mut Command) -> Outcome<Totals> {
     let _under_way = UnderWay::begin("cargo test");
     // The messages of cargo about test programs are parsed, whatever the user's settings are.
     command.env("CARGO_TERM_COLOR", "never").env("CARGO_TERM_QUIET", "false");
-    let (mut programs, mut rest) = (Programs::default(), Vec::new());
-    let mut show = |line: &[u8]| {
-        let line = String::from_utf8_lossy(line);
-        println!("{line}");
-        programs.hear(&line);
-    };
-    let ended = to_end(command, cargo::LIMIT, |chunk| {
-        rest.extend_from_slice(chunk);
-        while let Some(end) = rest.iter().position(|byte| *byte == b'\n') {
-            let line: Vec<u8> = rest.drain(..=end).collect();
-            show(line.strip_suffix(b"\n").unwrap_or(&line));
-        }
-    })?;
-    show(&rest);
+    let (mut programs, mut said) = (Programs::default(), Vec::new());
+    let ended = to_end(command, cargo::LIMIT, |chunk| said.extend_from_slice(chunk))?;
+    let mut text = String::from_utf8_lossy(&said).into_owned();
     if let Some(fault) = &ended.fault {
-        show(format!("{GIVEN_UP}{}", fault.sentence).as_bytes());
-        println!("{}", fault.processes);
+        text.push_str(&format!("\n{GIVEN_UP}{}\n{}", fault.sentence, fault.processes));
     }
+    println!("{text}");
+    text.lines().for_each(|line| programs.hear(line));
     Ok(programs.end(ended.status.success() && ended.fault.is_none()))
 }
 

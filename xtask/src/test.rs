@@ -11,7 +11,10 @@ use manyring_system::{Outcome, check, packages};
 pub(crate) fn run(only: Option<&str>, beside: usize, times: usize) -> Outcome {
     let _busy = Busy::start(beside)?;
     for time in 1..=times.max(1) {
-        let totals = all(only)?;
+        let mut totals = all(only)?;
+        if only.is_none() {
+            totals.add(programs::examples()?);
+        }
         if times > 1 {
             println!("\nrun {time} of {times}");
         }
@@ -24,7 +27,8 @@ pub(crate) fn run(only: Option<&str>, beside: usize, times: usize) -> Outcome {
 /// The packages that the tests of network ports use beside the kernel.
 const PORT_TESTS: [&str; 3] = ["ethtool", "iproute2", "tshark"];
 
-/// The tests of the workspace (unless only some system tests are wanted), then the system tests.
+/// The test programs of the workspace (unless only some system tests are wanted), then the system
+/// tests.
 pub(crate) fn all(only: Option<&str>) -> Outcome<Totals> {
     let mut totals = Totals::default();
     if only.is_none() {

@@ -21,7 +21,7 @@ type Step = (&'static str, fn() -> Outcome<Totals>);
 
 /// The cheap ones first: what fails, should fail early. Steps of one row run at the same time: the
 /// benches wait most of the time, for guests' boots and for moments to pass, and no time that they
-/// take is judged.
+/// take is judged. What runs beside them waits for nothing.
 const STEPS: &[&[Step]] = &[
     &[("fmt", || one(see(&mut cargo(&["fmt", "--all", "--check"]))))],
     &[("tidy", || one(tidy::run(false)))],
@@ -30,10 +30,11 @@ const STEPS: &[&[Step]] = &[
     &[("test", tests)],
     &[("crates", || one(crates()))],
     &[("deny", || one(deny::run()))],
-    &[("loom", loom)],
     &[
         ("fuzz-smoke", || one(fuzz::smoke(fuzz::SMOKE_SECONDS))),
-        ("bench-smoke", || one(bench::smoke())),
+        ("bench-smoke", || one(bench::smoke_beside_tests())),
+        ("loom", loom),
+        ("examples", programs::examples),
     ],
 ];
 
