@@ -4,6 +4,7 @@
 //! resize, collecting the counters of many queues) runs on a thread of its own. Names of paths and
 //! keys are fixed in `docs/design/0001`.
 
+#![deny(clippy::print_stdout, clippy::print_stderr)]
 #![allow(unused_qualifications, reason = "utoipa's macros write types by longer paths than needed")]
 
 mod answer;

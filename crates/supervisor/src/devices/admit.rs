@@ -14,6 +14,9 @@ pub struct Denied {
     problem: String,
 }
 
+/// The workers that a device of such a user may name: those that every device process has.
+const WORKERS_MAX: usize = 16;
+
 /// True if this user may name only what the operator allows.
 pub fn is_bound(uid: u32) -> bool {
     uid != 0 && uid != rustix::process::geteuid().as_raw()
@@ -51,6 +54,14 @@ pub fn admitted(device: Wanted, uid: u32, allowed: &[PathBuf]) -> Result<Wanted,
     if plan.memory_on_disk {
         return Err(only_owner("memory_on_disk"));
     }
+    // His front-end would be served in the process of whoever has that domain.
+    if plan.domain.is_some() {
+        return Err(only_owner("domain"));
+    }
+    // Each worker has an io_uring, whose memory cannot be swapped.
+    if plan.queue_workers.iter().any(|worker| *worker >= WORKERS_MAX) {
+        return Err(only_owner("queue_workers"));
+    }
     match &mut plan.socket {
         SocketPlan::Listen { path, folder, access } => {
             if !access.is_default() {
@@ -87,12 +98,16 @@ mod tests {
         };
         let disk = r#""kind": "blk", "file": "@/vms/a.img", "socket_path": "@/vms/s""#;
         assert_eq!(may(OTHER, disk), Ok(()));
+        let pinned = disk.replace("@/vms/s\"", "@/vms/s\", \"queue_workers\": [15]");
+        assert_eq!(may(OTHER, &pinned), Ok(()));
         for (from, to, key) in [
             ("@/vms/a.img", "@/secret", "file"),
             ("@/vms/s", "@/s", "socket_path"),
             ("@/vms/s\"", "@/vms/s\", \"client\": true", "client"),
             ("@/vms/s\"", "@/vms/s\", \"socket_owner\": 0", "socket_owner"),
             ("@/vms/s\"", "@/vms/s\", \"memory_on_disk\": true", "memory_on_disk"),
+            ("@/vms/s\"", "@/vms/s\", \"domain\": \"b\"", "domain"),
+            ("@/vms/s\"", "@/vms/s\", \"queue_workers\": [16]", "queue_workers"),
             ("\"file\": \"@/vms/a.img\"", "\"memory\": \"1T\"", "memory"),
             ("\"file\": \"@/vms/a.img\"", "\"nbd\": \"nbd://h\"", "nbd"),
             ("/a.img\"", "/a.img\", \"format\": \"qcow2\"", "format"),

@@ -198,6 +198,7 @@ impl Processes {
         let workers = device.queue_workers.iter().max().map_or(0, |last| last + 1);
         let registered = Registered { asks, domain: domain.to_owned(), workers };
         let mut fronts = self.fronts.lock().unwrap_or_else(PoisonError::into_inner);
+        fronts.retain(|_, front| !front.asks.is_closed());
         fronts.insert(device.name.clone(), registered);
         (asked, self.adopted_sessions().remove(&device.name).unwrap_or_default())
     }
