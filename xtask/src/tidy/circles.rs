@@ -3,28 +3,8 @@
 //! below it.
 
 use super::files::File;
-use super::{Offence, source};
+use super::{Offence, source, tree};
 use std::collections::{BTreeMap, BTreeSet};
-
-/// All crates: that holds for each.
-const CRATES: [&str; 16] = [
-    "backend",
-    "bench",
-    "config",
-    "control",
-    "device",
-    "driver",
-    "engine",
-    "manyring",
-    "memory",
-    "nbd",
-    "protocol",
-    "queue",
-    "serve",
-    "supervisor",
-    "transport",
-    "wire",
-];
 
 /// Who names whom, by module.
 type Edges<'a> = BTreeMap<&'a str, BTreeSet<&'a str>>;
@@ -32,7 +12,7 @@ type Edges<'a> = BTreeMap<&'a str, BTreeSet<&'a str>>;
 /// The modules of these crates form no circle.
 pub(super) fn modules(files: &[File]) -> Vec<Offence> {
     let mut offences = Vec::new();
-    for name in CRATES {
+    for name in tree::CRATES {
         let src = format!("crates/{name}/src/");
         let mut folders = BTreeSet::from([src.clone()]);
         folders.extend(files.iter().flat_map(|file| folders_of(&file.path, &src)));

@@ -4,9 +4,9 @@ use super::files::File;
 use super::{Offence, source};
 
 /// A crate, what it may depend on, and what its tests may in addition.
-type Row = (&'static str, &'static [&'static str], &'static [&'static str]);
+pub(super) type Row = (&'static str, &'static [&'static str], &'static [&'static str]);
 
-const TABLE: &[Row] = &[
+pub(super) const TABLE: &[Row] = &[
     ("wire", &[], &[]),
     ("memory", &[], &[]),
     ("queue", &["wire", "memory"], &[]),

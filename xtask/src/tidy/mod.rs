@@ -3,6 +3,7 @@
 mod circles;
 mod files;
 mod imports;
+mod lists;
 mod parameters;
 mod quoted;
 mod sizes;
@@ -64,6 +65,7 @@ type RuleOfAll = fn(&[File]) -> Vec<Offence>;
 /// Rules that need to see all files.
 const RULES_OF_ALL: &[RuleOfAll] = &[
     circles::modules,
+    lists::entries,
     quoted::quoted,
     sizes::src_folder,
     sizes::test_programs,

@@ -5,7 +5,7 @@ use super::files::File;
 use super::{Offence, source};
 
 /// The crates for which that holds.
-const CRATES: [&str; 3] = ["engine", "queue", "transport"];
+pub(super) const CRATES: [&str; 3] = ["engine", "queue", "transport"];
 
 /// A function takes no tuple.
 pub(super) fn tuples(file: &File) -> Vec<Offence> {

@@ -1,12 +1,12 @@
-//! What documents quote of the code is there: its files, by their paths, and its tests, by the
-//! beginnings of their names.
+//! What documents, and the first comments of files, quote of the code is there: its files, by
+//! their paths, and its tests, by the beginnings of their names.
 
 use super::Offence;
 use super::files::File;
 use std::collections::BTreeSet;
 
 /// The documents that a reader goes by from a promise to the code that keeps it.
-const DOCUMENTS: [&str; 5] =
+pub(super) const DOCUMENTS: [&str; 5] =
     ["ARCHITECTURE.md", "CONTRIBUTING.md", "GLOSSARY.md", "SECURITY.md", "docs/hazards.md"];
 const DESIGN: &str = "docs/design/";
 
@@ -14,11 +14,15 @@ const DESIGN: &str = "docs/design/";
 pub(super) fn quoted(files: &[File]) -> Vec<Offence> {
     let paths: Vec<Vec<&str>> = files.iter().map(|file| file.path.split('/').collect()).collect();
     let functions: BTreeSet<&str> = files.iter().flat_map(|file| functions(&file.text)).collect();
-    let is_page =
-        |file: &&File| DOCUMENTS.contains(&file.path.as_str()) || file.path.starts_with(DESIGN);
+    let is_page = |file: &&File| {
+        let path = file.path.as_str();
+        DOCUMENTS.contains(&path) || path.starts_with(DESIGN) || file.is_rust()
+    };
     let mut offences = Vec::new();
     for page in files.iter().filter(is_page) {
-        for (line, text) in page.text.lines().enumerate() {
+        let is_rust = page.is_rust();
+        let lines = page.text.lines().enumerate();
+        for (line, text) in lines.filter(|(_, text)| !is_rust || text.starts_with("//!")) {
             for quote in text.split('`').skip(1).step_by(2) {
                 let problem = match test_name(quote) {
                     Some(name) if !starts_one(&functions, name) => "no test has a name like",
@@ -114,5 +118,7 @@ mod tests {
             let found = quoted(&files(&format!("\n{bad}")));
             assert_eq!(found.iter().map(|offence| offence.line).collect::<Vec<_>>(), [2], "{bad}");
         }
+        let code = |text: &str| quoted(&[File::new("a/b.rs".to_owned(), text.to_owned())]).len();
+        assert_eq!(code("//! As `b.rs` has it.\n//! So does `a/c.rs`.\nlet d = \"`e.rs`\";\n"), 1);
     }
 }

@@ -11,7 +11,7 @@ const START: &str = "<!-- From here on written by `cargo xtask tidy --write`. --
 const END: &str = "<!-- Up to here written by `cargo xtask tidy --write`. -->\n";
 
 /// The crates in the order in which a guest's request meets them; then those that face them.
-const CRATES: [&str; 16] = [
+pub(super) const CRATES: [&str; 16] = [
     "transport",
     "queue",
     "device",

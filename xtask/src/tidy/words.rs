@@ -1,10 +1,10 @@
 //! Words that have their places, and words that have none.
 
 use super::files::File;
-use super::{Offence, source};
+use super::{Offence, source, tree};
 
 /// The files that may hold unsafe code; a path that ends in `/` stands for its files.
-const UNSAFE: &[&str] = &[
+pub(super) const UNSAFE: &[&str] = &[
     "crates/backend/src/blk/uring.rs",
     "crates/backend/src/blk/uring/tests.rs",
     "crates/backend/src/sys/",
@@ -22,12 +22,11 @@ const UNSAFE: &[&str] = &[
     // The foreign client's own interface takes raw pointers.
     "crates/bench/src/load/blkio.rs",
     "crates/manyring/tests/support/foreign.rs",
-    "crates/manyring/tests/front_end/blkio.rs",
 ];
 
 /// The files of the daemon that may read /proc, or reap a process. On a busy host both take
 /// seconds: docs/design/0030 says which thread does so, and who waits for it.
-const PROC: &[&str] = &[
+pub(super) const PROC: &[&str] = &[
     "crates/backend/src/blk/holder.rs",
     "crates/backend/src/blk/image.rs",
     "crates/backend/src/blk/image/hand.rs",
@@ -54,6 +53,11 @@ const PROC: &[&str] = &[
     "crates/transport/src/vhost_user/listener.rs",
 ];
 
+/// The file with the times of the daemon.
+pub(super) const TIMES: &str = "crates/serve/src/times.rs";
+/// The crates that have them.
+pub(super) const OF_DAEMON: [&str; 4] = ["serve", "supervisor", "control", "manyring"];
+
 const LEFT_OVER: [&str; 3] = [concat!("TO", "DO"), concat!("FIX", "ME"), concat!("XX", "X")];
 const HOMES: [&str; 3] = [concat!("/ho", "me/"), concat!("/ro", "ot/"), concat!("/Use", "rs/")];
 const MIRRORS: [&str; 3] = [
@@ -79,9 +83,7 @@ const NAMELESS: [&str; 6] = ["common", "helper", "helpers", "manager", "misc", "
 
 /// Unsafe code lives in the allow-list.
 pub(super) fn unsafe_code(file: &File) -> Vec<Offence> {
-    let is_allowed =
-        UNSAFE.iter().any(|&p| file.path == p || (p.ends_with('/') && file.path.starts_with(p)));
-    if is_allowed {
+    if is_listed(UNSAFE, file) {
         return Vec::new();
     }
     let places = source::words(&file.code, "unsafe");
@@ -89,38 +91,34 @@ pub(super) fn unsafe_code(file: &File) -> Vec<Offence> {
     places.map(|at| Offence::new(file, source::line_of(&file.code, at), sentence)).collect()
 }
 
+pub(super) fn is_listed(list: &[&str], file: &File) -> bool {
+    list.iter().any(|&p| file.path == p || (p.ends_with('/') && file.path.starts_with(p)))
+}
+
 /// Reads of /proc and the reaping of processes have their files, and a row in docs/design/0030.
 pub(super) fn proc(file: &File) -> Vec<Offence> {
-    const CRATES: [&str; 12] = [
-        "backend",
-        "config",
-        "control",
-        "device",
-        "engine",
-        "manyring",
-        "memory",
-        "nbd",
-        "protocol",
-        "serve",
-        "supervisor",
-        "transport",
-    ];
-    let is_ours = |name: &&str| file.path.starts_with(&format!("crates/{name}/src/"));
-    let is_allowed =
-        PROC.iter().any(|&p| file.path == p || (p.ends_with('/') && file.path.starts_with(p)));
+    /// Their programs may.
+    const OTHERS: [&str; 2] = ["bench", "driver"];
+    let is_in = |name: &&&str| file.path.starts_with(&format!("crates/{name}/src/"));
+    let is_ours = tree::CRATES.iter().find(is_in).is_some_and(|name| !OTHERS.contains(name));
     let is_test = file.path.ends_with("/tests.rs") || file.path.contains("/tests/");
-    if !CRATES.iter().any(is_ours) || is_allowed || is_test {
+    if !is_ours || is_listed(PROC, file) || is_test {
         return Vec::new();
     }
+    let sentence = "a read of /proc or a wait for a process outside the list (docs/design/0030)";
+    reads_of_proc(file).map(|line| Offence::new(file, line, sentence)).collect()
+}
+
+/// The lines that read /proc or wait for a process.
+pub(super) fn reads_of_proc(file: &File) -> impl Iterator<Item = usize> {
     let reads = |line: &str| {
         let is_comment = line.trim_start().starts_with("//");
         let words = ["\"/proc", "waitpid(", "waitid(", "try_wait(", "child.wait("];
         !is_comment && words.iter().any(|word| line.contains(word))
     };
     let lines = file.code_before_tests().lines().count();
-    let lines = file.text.lines().take(lines).enumerate().filter(|(_, line)| reads(line));
-    let sentence = "a read of /proc or a wait for a process outside the list (docs/design/0030)";
-    lines.map(|(at, _)| Offence::new(file, at + 1, sentence)).collect()
+    let lines = file.text.lines().take(lines).enumerate();
+    lines.filter(move |(_, line)| reads(line)).map(|(at, _)| at + 1)
 }
 
 /// Work that is left is an issue, or done: notes about it are refused.
@@ -150,19 +148,24 @@ pub(super) fn former_name(file: &File) -> Vec<Offence> {
 
 /// The daemon's constants of time are in one table, with what happens when each is over.
 pub(super) fn time(file: &File) -> Vec<Offence> {
-    let home = "crates/serve/src/times.rs";
-    if !file.path.starts_with("crates/daemon/src/") || file.path == home {
+    let is_in = |name: &&str| file.path.starts_with(&format!("crates/{name}/src/"));
+    if file.path == TIMES || !OF_DAEMON.iter().any(is_in) {
         return Vec::new();
     }
+    let sentence = format!("a time belongs in {TIMES}");
+    times(file).map(|line| Offence::new(file, line, sentence.as_str())).collect()
+}
+
+/// The lines that declare a constant of time.
+pub(super) fn times(file: &File) -> impl Iterator<Item = usize> {
     let is_time = |line: &str| {
         let (before, of) = line.split_once("const ").unwrap_or_default();
         let of = of.split_once(": ").and_then(|(_, of)| of.split(" =").next());
-        (before.is_empty() || before.starts_with("pub"))
+        (before.trim().is_empty() || before.trim().starts_with("pub"))
             && of.is_some_and(|of| of.contains("Duration"))
     };
-    let code = file.code_before_tests();
-    let lines = code.lines().enumerate().filter(|(_, line)| is_time(line));
-    lines.map(|(at, _)| Offence::new(file, at + 1, "a time belongs in times.rs")).collect()
+    let lines = file.code_before_tests().lines().enumerate();
+    lines.filter(move |(_, line)| is_time(line)).map(|(at, _)| at + 1)
 }
 
 /// A function that gives something is named after what it gives.
@@ -214,9 +217,13 @@ mod tests {
             "//! x\nconst A: Duration = B;\n",
             "//! x\npub(super) const A: (Duration, u8) = B;\n",
             "//! x\npub const A: Duration =\n    B;\n",
+            "//! x\n    const A: Duration = B;\n",
         ] {
-            assert_eq!(offences(time, "crates/supervisor/src/xen.rs", text)[0].0, 2, "{text}");
-            assert!(offences(time, "crates/serve/src/times.rs", text).is_empty());
+            for place in ["serve/src/log", "supervisor/src/xen", "control/src/socket"] {
+                let found = offences(time, &format!("crates/{place}.rs"), text);
+                assert_eq!(found.first().map(|(line, _)| *line), Some(2), "{place}: {text}");
+            }
+            assert!(offences(time, TIMES, text).is_empty());
             assert!(offences(time, "crates/engine/src/watch.rs", text).is_empty());
         }
         let others = "//! x\nconst A: u8 = f(Duration::ZERO);\nfn f(a: Duration) {}\n";
