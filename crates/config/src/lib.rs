@@ -2,15 +2,20 @@
 //! one plan to the next.
 //!
 //! ```text
-//! raw.rs, raw/   the keys of a file, of a request of the control API and of the command line:
-//!                one struct for each table, which serde, clap and the JSON schema read
-//! plan.rs, plan/ every value resolved and checked, nothing opened; makes the description that a
-//!                device process gets (`manyring_protocol::spec`)
-//! diff.rs        the steps that a change of the plan takes for each device
-//! explain.rs     rewords errors of the TOML parser for users
+//! in    a file (`read`, `parse`), the options of a command (`planned`), a device of the
+//!       control API (`device`)
+//! out   Plan; DeviceSpec, what a device process is given of a device; the steps from one plan to
+//!       the next (`diff.rs`)
+//!
+//! tables.rs, tables/   the keys of a file, of a request of the control API and of the command
+//!                      line: one struct for each table, which serde, clap and the JSON schema read
+//! plan.rs, plan/       every value resolved and checked, nothing opened; makes the description
+//!                      that a device process gets (`manyring_protocol::spec`)
+//! diff.rs              the steps that a change of the plan takes for each device
+//! explain.rs           rewords errors of the TOML parser for users
 //! ```
-//! A key is added in `raw.rs`, with its class, which says what a change of the key costs a guest,
-//! and with its numbers; it is resolved in `plan/`.
+//! A key is added in `tables.rs`, with its class, which says what a change of the key costs a
+//! guest, and with its numbers; it is resolved in `plan/`. Begin with `tables.rs` and `plan.rs`.
 //!
 //! ```
 //! let plan = manyring_config::parse(
@@ -26,19 +31,19 @@
 
 pub mod diff;
 mod explain;
-mod key;
+mod key_class;
 mod limit_keys;
 pub mod numbers;
 mod place;
 pub mod plan;
-pub mod raw;
+pub mod tables;
 
 pub use plan::Plan;
 
 use plan::{Source, Wanted};
-use raw::RawConfig;
 use serde_json::{Map, Value};
 use std::path::Path;
+use tables::RawConfig;
 
 /// The longest configuration that is read, in bytes: enough for some thousands of devices. Parsing
 /// needs many times this much memory, part of which the process keeps afterwards.
@@ -102,8 +107,8 @@ pub fn read(path: &Path) -> Result<Plan, ConfigError> {
 /// Plans the keys of `[daemon]` alone, from the options of a command.
 ///
 /// # Errors
-/// One line, which names the wrong option.
-pub fn of_daemon(daemon: raw::RawDaemon) -> Result<plan::DaemonPlan, String> {
+/// One line, which names the option.
+pub fn of_daemon(daemon: tables::RawDaemon) -> Result<plan::DaemonPlan, String> {
     Plan::of_daemon(&daemon).map_err(|error| error.to_string())
 }
 

@@ -1,9 +1,9 @@
 //! The allowed numbers of keys and options. The checks of a plan and the texts of errors both use
 //! this one table.
 
-use super::key::{Numbers, all};
+use super::key_class::{Numbers, all};
 use super::place::{Place, PlanError};
-use super::raw;
+use super::tables;
 
 /// The upper bound of a fault's `*_every`, which counts requests or frames.
 const OFTEN: u64 = i64::MAX as u64;
@@ -29,7 +29,7 @@ const TABLE: [(&str, Numbers); 13] = [
 ];
 
 fn of(key: &str) -> Option<&'static Numbers> {
-    let of_device = raw::key(key).and_then(|key| key.numbers.as_ref());
+    let of_device = tables::key(key).and_then(|key| key.numbers.as_ref());
     let key = if key.ends_with("_every") { "*_every" } else { key };
     let other = || TABLE.iter().find(|(name, _)| *name == key).map(|(_, numbers)| numbers);
     of_device.or_else(other)

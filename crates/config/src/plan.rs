@@ -23,7 +23,7 @@ mod uplinks;
 mod wanted;
 mod xen;
 
-pub use super::key::Class;
+pub use super::key_class::Class;
 pub use super::place::{Place, PlanError, Source};
 pub use access::AccessPlan;
 pub use allowed_path::Pinned;
@@ -45,8 +45,8 @@ pub use wanted::{Unfound, Wanted};
 pub use xen::{STATE_DIR, XenBlkPlan, XenPlan};
 
 use super::limit_keys::Of;
-pub use super::raw::class_of;
-use super::raw::{RawConfig, RawDaemon, RawSize, RawSocket};
+pub use super::tables::class_of;
+use super::tables::{RawConfig, RawDaemon, RawSize, RawSocket};
 use manyring_engine::Pins;
 use manyring_protocol::spec::{DeviceSpec, FrontEndSpec, KindSpec};
 use manyring_transport::vhost_user::PATH_LEN_MAX;

@@ -1,6 +1,6 @@
 //! Serves HTTP/1 to one client, with a timeout for each step.
 
-use crate::client_slots::Busy;
+use crate::client_places::Busy;
 use crate::patient::{Patient, Prompt};
 use axum::Router;
 use hyper::Request;

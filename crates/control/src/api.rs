@@ -1,9 +1,9 @@
 //! The routes of the control API, and the handlers that only show something. Errors are JSON too.
 
-use crate::asked::{Asked, BODY_SIZE_MAX, Name};
 use crate::named::entry;
 use crate::refusal::{Problem, Refusal, aside};
 use crate::refused::{Refused, Why};
+use crate::request_parts::{Asked, BODY_SIZE_MAX, Name};
 use crate::snapshot::{DeviceInfo, Devices};
 use crate::state::State;
 use crate::{change, config, devices as manage, limits, openapi, scrape, takeover};

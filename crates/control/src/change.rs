@@ -1,10 +1,10 @@
 //! The changes that an operator can ask for: the size of a disk; link, MTU and announcement of a
 //! network device.
 
-use crate::asked::{Body, Name, bad};
 use crate::devices::refuse;
 use crate::named::find;
 use crate::refusal::{Problem, Refusal, aside};
+use crate::request_parts::{Body, Name, bad};
 use crate::state::State;
 use axum::Json;
 use axum::extract::{Extension, State as Extract};

@@ -1,8 +1,8 @@
 //! Shows the running configuration, replaces it, and reads it again from its file.
 
-use crate::asked::{Asked, Body, bad};
 use crate::devices::refuse;
 use crate::refusal::{Problem, Refusal, aside};
+use crate::request_parts::{Asked, Body, bad};
 use crate::state::State;
 use axum::Json;
 use axum::extract::{Extension, FromRequest, Request, State as Extract};

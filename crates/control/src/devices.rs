@@ -1,9 +1,9 @@
 //! Adds, changes and removes devices while the daemon runs: `PUT`, `PATCH` and `DELETE` of
 //! `/v1/devices/{name}`.
 
-use crate::asked::{Asked, Body, Name};
 use crate::openapi::{DeviceKeys, LiveKeys};
 use crate::refusal::{Problem, Refusal, aside};
+use crate::request_parts::{Asked, Body, Name};
 use crate::state::State;
 use axum::Json;
 use axum::extract::{Extension, State as Extract};

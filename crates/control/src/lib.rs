@@ -1,5 +1,11 @@
 //! The control socket: HTTP with JSON over a unix socket, for the users whom its mode admits.
 //!
+//! ```text
+//! in    HTTP requests at two sockets: one for everything, one that only shows; scrapes of metrics
+//! out   a Change, by ChangeSender, to the supervisor; the answers
+//! ```
+//! Begin with `api.rs` (the routes), `socket.rs` (clients) and `snapshot.rs` (what is shown).
+//!
 //! The crate runs on the control thread and never blocks it: work that may block or take long (a
 //! resize, collecting the counters of many queues) runs on a thread of its own. Names of paths and
 //! keys are fixed in `docs/design/0001`.
@@ -9,9 +15,8 @@
 
 mod answer;
 mod api;
-mod asked;
 mod change;
-mod client_slots;
+mod client_places;
 mod config;
 mod devices;
 mod limits;
@@ -21,6 +26,7 @@ mod openapi;
 mod patient;
 mod refusal;
 mod refused;
+mod request_parts;
 mod reserve;
 mod scrape;
 pub mod snapshot;

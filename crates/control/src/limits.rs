@@ -1,13 +1,13 @@
 //! `/v1/limits`: shows the groups whose devices share a limit, and gives a group other rates.
 
-use crate::asked::{Body, Name};
 use crate::devices::refuse;
 use crate::refusal::{Problem, Refusal, aside};
+use crate::request_parts::{Body, Name};
 use crate::state::State;
 use axum::Json;
 use axum::extract::{Extension, State as Extract};
 use manyring_config::plan::{GroupPlan, Plan};
-use manyring_config::raw::RawLimit;
+use manyring_config::tables::RawLimit;
 use manyring_supervisor::model::{Change, Done, Who};
 use serde::Serialize;
 use utoipa::ToSchema;

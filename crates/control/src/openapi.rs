@@ -3,7 +3,7 @@
 
 use crate::refusal::Problem;
 use manyring_config::plan::{Class, class_of};
-use manyring_config::raw::{RawBlk, RawNet};
+use manyring_config::tables::{RawBlk, RawNet};
 use serde_json::json;
 use utoipa::openapi::path::{Operation, Parameter, ParameterIn};
 use utoipa::openapi::schema::{AnyOfBuilder, Object, ObjectBuilder, Type};

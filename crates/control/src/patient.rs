@@ -1,7 +1,7 @@
 //! `Patient`: a client's stream, which fails when the client takes too long to read an answer.
 //! `Prompt`: a request's body, which fails when the client takes too long to send it.
 
-use crate::client_slots::Busy;
+use crate::client_places::Busy;
 use hyper::body::{Body, Frame, SizeHint};
 use manyring_serve::times::{HTTP_ANSWER, HTTP_BODY};
 use std::error::Error;

@@ -4,7 +4,7 @@
 //! timeouts and bounds for its clients as a control socket.
 
 use crate::answer::answer;
-use crate::client_slots::Places;
+use crate::client_places::Places;
 use crate::metrics::{Format, text};
 use crate::refusal::{Refusal, aside};
 use crate::state::State;

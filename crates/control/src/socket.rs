@@ -8,7 +8,7 @@
 use crate::answer::answer;
 use crate::api;
 use crate::api::Role;
-use crate::client_slots::Places;
+use crate::client_places::Places;
 use crate::refused::{Refused, Why};
 use crate::reserve::{Refill, Reserve};
 use crate::state::State;

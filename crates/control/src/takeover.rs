@@ -1,8 +1,8 @@
 //! `POST /v1/takeover`: the next daemon asks this one to hand everything over
 //! (`processes/handoff/source.rs`).
 
-use crate::asked::Body;
 use crate::refusal::{Problem, Refusal};
+use crate::request_parts::Body;
 use crate::state::State;
 use axum::extract::{Extension, State as Extract};
 use axum::http::StatusCode;

@@ -8,7 +8,7 @@ use crate::cli::{
 use hyper::Method;
 use manyring_config::diff::{RESTART, StepInfo};
 use manyring_config::plan::{is_device_name, parse_size};
-use manyring_config::raw::RawConfig;
+use manyring_config::tables::RawConfig;
 use manyring_serve::output::{Failure, print};
 use manyring_serve::times::{CLIENT_AT_ONCE, CLIENT_OPEN, CLIENT_OPEN_ALL, CLIENT_RESIZE};
 use manyring_supervisor::client::{self, look};

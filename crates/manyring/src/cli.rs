@@ -13,7 +13,7 @@ use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use manyring_config::numbers;
 use manyring_config::plan::Sandbox;
-use manyring_config::raw::{
+use manyring_config::tables::{
     RawBlk, RawConfig, RawDaemon, RawLimit, RawLimitOption, RawSize, RawSocket, RawXenBlk,
 };
 use manyring_serve::log::LogFormat;

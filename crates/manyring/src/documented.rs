@@ -4,7 +4,7 @@
 use crate::cli::{AddedDevice, Cli, Command};
 use clap::Parser;
 use manyring_config::plan::Source;
-use manyring_config::raw::RawConfig;
+use manyring_config::tables::RawConfig;
 use manyring_config::{self, Plan};
 use manyring_supervisor::model::Keys;
 use std::ffi::OsString;

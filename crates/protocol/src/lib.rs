@@ -5,20 +5,20 @@
 //! supervisor                                             device process
 //!     | -- Command (serve a device, serve a client, ..) -----> |
 //!     | <-- Report (a session began, a device stopped, ..) --- |
-//!     | <-- PrivilegedRequest (attach a queue pair, ..) ------ |
+//!     | <-- Report::Request: a PrivilegedRequest ------------- |
 //!     | -- Command::Done or ::Connected, its answer ---------> |
 //! ```
-//! `message.rs` defines the messages: each is one datagram of JSON, with file descriptors.
-//! `spec.rs` describes a device with all values resolved, without paths and sockets; `switch.rs` a
-//! switch and its ports; `nbd.rs` an NBD server's export and its errors; `journal.rs` the layout of
-//! a session's journal in memory. A device process may have been compromised by its guest: its
-//! messages are parsed with the bounds of `message.rs`, and the supervisor checks each one before
-//! it acts.
+//! Begin with `message.rs`, which defines the messages: each is one datagram of a version byte and
+//! JSON, with file descriptors. `spec.rs` describes a device with all values resolved, without
+//! paths and sockets; `switch.rs` a switch and its ports; `nbd.rs` an NBD server's export and its
+//! errors; `journal_layout.rs` the layout of a session's journal in memory. A device process may
+//! have been compromised by its guest: its messages are parsed with the bounds of `message.rs`, and
+//! the supervisor checks each one before it acts.
 #![forbid(unsafe_code)]
 #![deny(clippy::print_stdout, clippy::print_stderr)]
 
 mod digits;
-pub mod journal;
+pub mod journal_layout;
 pub mod message;
 pub mod nbd;
 pub mod spec;

@@ -160,7 +160,7 @@ pub enum Command {
         named: Vec<NamedFds>,
     },
     /// Serve a client that has connected to a device, or whose device process has ended. Two file
-    /// descriptors: the socket, and the journal of the session (`protocol/journal.rs`).
+    /// descriptors: the socket, and the journal of the session (`protocol/journal_layout.rs`).
     Client {
         /// The device's name.
         device: String,

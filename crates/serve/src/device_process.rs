@@ -6,7 +6,7 @@ mod denied;
 mod grant;
 mod groups;
 pub mod identity;
-mod locked;
+mod lock_with_rings;
 mod nbd;
 mod net;
 mod pins;

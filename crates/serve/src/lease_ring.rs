@@ -1,4 +1,4 @@
-//! `Ring`: a flag by which a device process tells the thread that divides limits (`leases.rs`)
+//! `Ring`: a flag by which a device process tells the thread that divides limits (`lease_holders.rs`)
 //! that devices of its groups need something.
 
 use rustix::fd::OwnedFd;

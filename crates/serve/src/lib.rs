@@ -1,12 +1,15 @@
 //! Serves the devices of one process: sessions, workers and guest memory. Touches no packet.
 //!
 //! ```text
-//! manyring blk, net      a plan  ->  assemble           ->  devices, their sessions, workers
-//! a device process       commands -> device_process.rs  ->  the same, behind walls
+//!                    in                  by                        out
+//! a supervisor       a device of a plan  assemble/wanted.rs        Made: the opened device
+//! a device process   Commands            device_process.rs, `run`  Reports, counters; sessions
 //! ```
-//! [`assemble`] opens the disks and ports of a plan (`manyring_config`), and serves the devices on
-//! them. A device process ([`device_process`]) gets a device's specification and descriptors from
-//! its supervisor instead, opens nothing itself, and gives up its rights first.
+//! [`assemble`] opens the disks and ports of a plan (`manyring_config`). The sessions of a device
+//! that the supervisor serves itself are started by its `devices/front.rs`. A device process
+//! ([`device_process`]) gets a device's specification and descriptors from its supervisor instead,
+//! opens nothing itself, and gives up its rights first. Begin with `assemble/wanted.rs` for the
+//! supervisor, and with `run` in `device_process.rs` for a device process.
 //!
 //! Both processes send messages with descriptors by [`channel`]. A device process writes its
 //! counters ([`counts`]), the state of its workers ([`threads`]) and the work that a limit let
@@ -27,7 +30,7 @@ pub mod device_process;
 pub mod fds;
 pub mod lease_file;
 pub mod lease_ring;
-pub mod limits;
+pub mod limit_groups;
 pub mod log;
 pub mod outgoing;
 pub mod output;

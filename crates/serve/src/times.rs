@@ -140,10 +140,10 @@ pub const DENIED_LINE_EACH: Duration = Duration::from_secs(10);
 /// closed. Over: it is killed. An image is released before the kill, and the size of a disk known,
 /// in the same time. Over: the change goes on without.
 pub const PROCESS_ANSWER: Duration = Duration::from_secs(10);
-/// A process writes its counters for a reader. Over: it is shown as unresponsive, with its last
-/// counters, and nobody waits for it before it has answered. The end of all device processes waits
-/// as long for their last counters.
-pub const PROCESS_COUNT: Duration = Duration::from_millis(200);
+/// A process writes its counters for a reader. Over: the API, the metrics and a log line call the
+/// process unresponsive, its last counters are shown, and nobody waits for it before it has
+/// answered. The end of all device processes waits as long for their last counters.
+pub const PROCESS_COUNTERS_WAIT: Duration = Duration::from_millis(200);
 /// One more report of a domain is read.
 pub const REPORT_EACH: Duration = Duration::from_micros(320);
 /// One more report of the sessions of a domain is sent: a quarter slower than reports are read.

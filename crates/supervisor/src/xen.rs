@@ -29,7 +29,7 @@ use journals::Journals;
 use manyring_config::plan::{Domains, STATE_DIR, XenBlkPlan, XenPlan};
 use manyring_engine::Pool;
 use manyring_serve::assemble::AssembleError;
-use manyring_serve::limits::Groups;
+use manyring_serve::limit_groups::Groups;
 use manyring_serve::times::{XEN_STOP, XENSTORE_RETRY};
 use manyring_transport::xenbus::{
     Command, DEVICE, DeviceId, Discovery, Presence, SOCKET, ServeError, Store, StoreEndpoint,

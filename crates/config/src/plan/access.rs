@@ -1,7 +1,7 @@
 //! Who may connect to a socket: owner and group by name or number, and mode.
 
 use crate::place::{Place, PlanError};
-use crate::raw::{RawAccount, RawSocket};
+use crate::tables::{RawAccount, RawSocket};
 use manyring_transport::vhost_user::SocketPermissions;
 use nix::errno::Errno;
 use nix::unistd::{Group, User};

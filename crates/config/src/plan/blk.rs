@@ -6,7 +6,7 @@ use super::{
 };
 use crate::limit_keys::Of;
 use crate::numbers;
-use crate::raw::{RawBlk, RawSize};
+use crate::tables::{RawBlk, RawSize};
 use manyring_protocol::nbd::{ExportSpec, NbdSpec, NbdTarget};
 use manyring_protocol::spec::{
     BlkSettings, BlkSpec, DeviceSpec, DiskFaultSpec, DiskSpec, KindSpec, OnFullSpec,

@@ -2,7 +2,7 @@
 
 use super::{AccessPlan, Place, PlanError, PollingPlan, Sandbox, check_len, pins};
 use crate::numbers;
-use crate::raw::RawDaemon;
+use crate::tables::RawDaemon;
 use clap::ValueEnum;
 use manyring_transport::vhost_user::SocketPermissions;
 use serde::Serialize;

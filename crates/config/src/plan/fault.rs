@@ -1,6 +1,6 @@
 //! Errors that a device makes on purpose, to test its guest: the key `fault`.
 
-use crate::raw::{RawFault, RawNetFault};
+use crate::tables::{RawFault, RawNetFault};
 use manyring_protocol::spec::{DiskFaultSpec, NetFaultSpec};
 
 impl From<RawFault> for DiskFaultSpec {

@@ -1,7 +1,7 @@
 //! The format of an image: raw, or a format that a helper reads (a qemu-storage-daemon that the
 //! supervisor starts).
 
-use super::super::raw::RawBlk;
+use super::super::tables::RawBlk;
 use super::nbd::max_wait;
 use super::{Place, PlanError};
 use serde::Serialize;

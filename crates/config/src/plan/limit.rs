@@ -2,7 +2,7 @@
 
 use super::{Place, PlanError, Source, device_place, parse_size};
 use crate::limit_keys::{DISK, NET, Of, Slot, slot_of};
-use crate::raw::{RawLimit, RawScalar};
+use crate::tables::{RawLimit, RawScalar};
 use manyring_engine::limit::{CREDIT_MS, Rates};
 use serde::Serialize;
 use serde_json::{Map, Value};

@@ -1,6 +1,6 @@
 //! `NbdPlan`: a disk that is the export of an NBD server: the keys `nbd` and `reconnect`.
 
-use super::super::raw::RawBlk;
+use super::super::tables::RawBlk;
 use super::{Place, PlanError};
 use manyring_nbd::{Host, Target, Uri};
 use manyring_protocol::nbd::{ExportSpec, NAMES_MAX, NbdSpec, NbdTarget};

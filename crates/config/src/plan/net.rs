@@ -5,7 +5,7 @@ use super::switch::SwitchPortPlan;
 use super::{DevicePlan, Place, PlanError, SocketPlan, Source, device_place, pins};
 use crate::limit_keys::Of;
 use crate::numbers;
-use crate::raw::RawNet;
+use crate::tables::RawNet;
 use manyring_backend::net::tap::check_name;
 use manyring_device::net::{MacAddress, parse_mac};
 use manyring_protocol::spec::{

@@ -2,7 +2,7 @@
 
 use super::{Place, PlanError};
 use crate::numbers;
-use crate::raw::RawDaemon;
+use crate::tables::RawDaemon;
 use manyring_engine::Polling;
 use manyring_engine::policy::polling::Mode;
 use serde::Serialize;

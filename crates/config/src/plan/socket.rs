@@ -1,7 +1,7 @@
 //! How a device gets its front-end: it listens, connects, or inherits a socket.
 
 use super::{AccessPlan, Pinned, Place, PlanError, check_len};
-use crate::raw::RawSocket;
+use crate::tables::RawSocket;
 use manyring_transport::vhost_user::ListenError;
 use serde::Serialize;
 use std::path::{Path, PathBuf};

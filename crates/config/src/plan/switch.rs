@@ -2,7 +2,7 @@
 
 use super::{Place, PlanError, Source, device_place};
 use crate::numbers;
-use crate::raw::{RawNet, RawSwitch};
+use crate::tables::{RawNet, RawSwitch};
 use manyring_backend::net::switch::{AGE, FLOODS_MAX, MACS_MAX};
 use manyring_backend::net::tap::check_name;
 use manyring_device::net::MacAddress;

@@ -6,7 +6,7 @@ use super::{DiskPlan, Format, LimitPlan, ModerationPlan, Place, PlanError, Sourc
 use super::{cache, check_len, device_place, logical_block_size, on_full, size};
 use crate::limit_keys::Of;
 use crate::numbers;
-use crate::raw::RawXenBlk;
+use crate::tables::RawXenBlk;
 use manyring_device::blk::blkif::RING_PAGE_ORDER_MAX;
 use manyring_protocol::spec::{DiskFaultSpec, OnFullSpec, XenBlkSettings};
 use serde::Serialize;

@@ -2,7 +2,7 @@
 
 use super::DaemonArgs;
 use clap::Args;
-use manyring_config::raw::{RawConfig, RawLimit, RawLimitOption, RawNet, RawSocket};
+use manyring_config::tables::{RawConfig, RawLimit, RawLimitOption, RawNet, RawSocket};
 use std::path::PathBuf;
 
 /// `manyring net`

@@ -5,7 +5,7 @@ use super::nbd;
 use crate::assemble::disk::{self, Supervised};
 use crate::assemble::port::{self, PortGrant};
 use crate::assemble::{Capture, Opened};
-use crate::device_process::locked::RingLocked;
+use crate::device_process::lock_with_rings::RingLocked;
 use crate::supervisor_client::SupervisorClient;
 use manyring_backend::blk::Disk;
 use manyring_backend::net::Port;

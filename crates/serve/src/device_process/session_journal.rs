@@ -31,7 +31,7 @@ use crate::bucket::Bucket;
 use crate::channel::{Channel, NO_FDS};
 use crate::supervisor_client::Outgoing;
 use manyring_device::PendingResult;
-use manyring_protocol::journal::{self, Answered, Change, Entry, Store, Writer};
+use manyring_protocol::journal_layout::{self, Answered, Change, Entry, Store, Writer};
 use manyring_protocol::message::{self, Report};
 use manyring_transport::vhost_user::{
     self, AnswerState, JournalUpdate, SavedEntry, SavedSession, SessionJournal, is_of_vring,
@@ -111,7 +111,7 @@ impl Written {
         handed: &mut BTreeMap<u64, Vec<OwnedFd>>,
     ) -> Result<(SavedSession, Self), String> {
         let bytes = content(&file).map_err(|errno| errno.to_string())?;
-        let read = journal::read(&bytes, entries_max);
+        let read = journal_layout::read(&bytes, entries_max);
         let (writer, state) = read.map_err(|error| error.to_string())?;
         let last = handed.last_key_value().map_or(0, |(name, _)| *name);
         let names = state.entries.iter().filter_map(|(key, entry)| Some((*key, entry.name?)));
@@ -197,7 +197,7 @@ impl Written {
             return Ok(store);
         }
         let bytes = content(&self.file).map_err(|errno| errno.to_string())?;
-        let read = journal::read(&bytes, self.entries_max);
+        let read = journal_layout::read(&bytes, self.entries_max);
         let (_, mut state) = read.map_err(|error| error.to_string())?;
         state.apply(change.clone());
         self.writer.snapshot(state).map_err(|error| error.to_string())

@@ -8,7 +8,7 @@ use manyring_engine::Pool;
 use manyring_serve::assemble::{
     AdoptedExports, AdoptedFds, Assemble, AssembleError, Host, Made, Opened, Switches, free, served,
 };
-use manyring_serve::limits::Groups;
+use manyring_serve::limit_groups::Groups;
 use manyring_serve::service::{Service, Whose};
 use manyring_transport::vhost_user::Endpoint;
 use std::sync::Arc;

@@ -10,7 +10,7 @@
 
 use super::handoff::{AdoptedSession, DeviceHandoff, HandoffMessage};
 use manyring_engine::{FdReservation as FdRoom, ForeignFd, Janitor, Origin, Reserve, Surplus};
-use manyring_protocol::journal;
+use manyring_protocol::journal_layout;
 use manyring_protocol::message::{Command, FDS_MAX, NamedFds};
 use manyring_serve::counts::sealed;
 use manyring_serve::outgoing::MessageFd;
@@ -137,7 +137,7 @@ impl JournalStore {
     /// # Errors
     /// The system has no memfd for its journal.
     pub(super) fn add(&self, socket: Arc<ForeignFd>, surplus: &Surplus) -> Result<u64, Errno> {
-        let journal = sealed("journal", journal::file_size(entries_max(self.queues)))?;
+        let journal = sealed("journal", journal_layout::file_size(entries_max(self.queues)))?;
         Ok(self.add_with(socket, journal, surplus))
     }
 

@@ -11,7 +11,7 @@
 //! begin.rs            starts processes
 //! request_server.rs   serves requests   <-  supervisor_client.rs  asks for what needs rights
 //! journal_store.rs    keeps journals    <-  session_journal.rs    writes the journal of a session
-//! leases.rs           divides limits    <-  lease_file.rs         what it was granted and used
+//! lease_holders.rs    divides limits    <-  lease_file.rs         what it was granted and used
 //! measuring.rs        has disks measured    device_process/nbd.rs talks to the server of a disk
 //! xen_front.rs        hands disks over  <-> xen_line.rs           checks the answers
 //! switches.rs         tells of ports,   ->  device_process/switch.rs
@@ -28,6 +28,7 @@
 //! that does not read them is killed. Reports are checked as a hostile peer's messages. A device
 //! process that dies is started again, and its front-ends go on after a pause.
 
+mod answer_deadline;
 mod assigned;
 mod begin;
 mod budgets;
@@ -37,11 +38,10 @@ mod front;
 pub mod fuzzing;
 mod handoff;
 mod journal_store;
-mod leases;
+mod lease_holders;
 mod limits;
 mod measuring;
 mod process;
-mod question;
 mod request_server;
 mod shown;
 mod state;
@@ -56,7 +56,7 @@ pub use handoff::HandoffMessage;
 use handoff::{AdoptedSession, DeviceHandoff, LingeringIo};
 pub use handoff::{Before, Handoff, HandoffRequest, OfXen, Shown, XenBytes};
 use manyring_serve::times::{
-    PROCESS_BRIEF, PROCESS_COUNT, PROCESS_SHOWN, START_BACKOFF, START_BACKOFF_MAX,
+    PROCESS_BRIEF, PROCESS_COUNTERS_WAIT, PROCESS_SHOWN, START_BACKOFF, START_BACKOFF_MAX,
 };
 pub(crate) use measuring::Measuring;
 pub use shown::ProcessInfo;
@@ -68,7 +68,7 @@ use assigned::DomainMembers;
 use budgets::Budgets;
 use changes::Changes;
 use journal_store::JournalStore;
-use leases::Leases;
+use lease_holders::Leases;
 use limits::Limits;
 use manyring_config::plan::{ANY_USER, DevicePlan, SWITCH, XEN};
 use manyring_engine::aside;
@@ -342,7 +342,7 @@ impl Processes {
             .into_iter()
             .map(|process| async move { process.end_yielding("the daemon is stopping").await })
             .collect();
-        let _ = tokio::time::timeout(PROCESS_COUNT, all.join_all()).await;
+        let _ = tokio::time::timeout(PROCESS_COUNTERS_WAIT, all.join_all()).await;
     }
 
     /// Waits for a future, until another supervisor takes over.
@@ -452,7 +452,7 @@ impl Processes {
         let asked: Vec<_> =
             processes.into_iter().filter_map(|process| Some((process.ask()?, process))).collect();
         for (question, process) in asked {
-            let longest = if process.answers() { PROCESS_COUNT } else { Duration::ZERO };
+            let longest = if process.answers() { PROCESS_COUNTERS_WAIT } else { Duration::ZERO };
             let answered = process.answered(question);
             let answers = tokio::time::timeout_at(began + longest, answered).await.is_ok();
             process.note_answer(answers);

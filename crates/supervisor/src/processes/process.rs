@@ -5,10 +5,10 @@ mod quiesce;
 mod reports;
 mod taken_devices;
 
+use super::answer_deadline::Question;
 use super::assigned::{AssignedDevice, DomainMembers, ServedSwitch};
 use super::begin::Spawned;
 use super::journal_store::{Handing, JournalStore};
-use super::question::Question;
 use super::state::State;
 use manyring_engine::aside;
 use manyring_protocol::message::{self, Command, Report};
@@ -436,7 +436,7 @@ impl DeviceProcess {
                 _ = pidfd.readable() => return "its process has ended".to_owned(),
                 () = question.max_wait(), if question.is_asked() => {
                     if question.is_over() {
-                        return "unresponsive: no answer in time".to_owned();
+                        return format!("no answer for {} s", PROCESS_ANSWER.as_secs());
                     }
                 }
                 () = is(&mut state, State::Ending) => {

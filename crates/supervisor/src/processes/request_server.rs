@@ -8,7 +8,7 @@
 mod connections;
 
 use super::assigned::PendingRequest;
-use super::leases::Leases;
+use super::lease_holders::Leases;
 use super::limits::Limits;
 use super::process::DeviceProcess;
 use manyring_protocol::message::{Command, PortFacts, PortFilter, PrivilegedRequest};

@@ -11,7 +11,7 @@
 use super::Processes;
 use super::assigned::{PendingRequest, ServedSwitch, lock};
 use super::handoff::{DeviceHandoff, HandoffMessage};
-use super::leases::Leases;
+use super::lease_holders::Leases;
 use super::limits::Limits;
 use super::process::DeviceProcess;
 use super::request_server::{RequestServer, left_of, lent, let_go};

@@ -1,7 +1,7 @@
 //! Carries out the effects that the session decides on: maps memory; starts, stops and changes
 //! queues.
 
-mod journal_writer;
+mod journal_entries;
 mod start;
 
 use super::inflight::{self, InflightRegion, OwnRegion};
@@ -11,8 +11,8 @@ use super::session::{
 use super::socket::Message;
 use super::transfer::Transfer;
 use super::vring::VringHost;
-use journal_writer::JournalWriter;
-pub use journal_writer::is_of_vring;
+use journal_entries::JournalWriter;
+pub use journal_entries::is_of_vring;
 use manyring_device::Device;
 use manyring_engine::{Call, Channel, DoorbellError, Event, ForeignFd, Janitor, Kick};
 use manyring_memory::{DirtyLog, GuestMemory, MemoryError, MemoryRules, RegionSpec};

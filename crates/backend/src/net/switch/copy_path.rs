@@ -2,7 +2,7 @@
 //! carry.
 
 use super::copy_queue::{COPIES, CopyInbox, FrameCopy};
-use super::guard::{Change, TAG_AT, Tag, VLAN_TAG};
+use super::vlan_rules::{Change, TAG_AT, Tag, VLAN_TAG};
 use super::{
     Destination, Map, PortId, Shared, Switch, TAKES_CSUM, TAKES_ECN, TAKES_TSO4, TAKES_TSO6,
     Verdict,

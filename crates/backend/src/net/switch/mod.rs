@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! a transmitq's worker                                         a receiveq's worker
-//!   send: whose is the frame?           table.rs, guard.rs, wire::net::sender
+//!   send: whose is the frame?           table.rs, vlan_rules.rs, wire::net::sender
 //!         one port, which takes it as it is
 //!            -> its burst in the channel   channel.rs, handoff.rs -> incoming: lends the burst
 //!         several ports, or a change                           (device: copies it to its guest)
@@ -27,7 +27,6 @@ mod channel;
 mod copy_path;
 mod copy_queue;
 mod counters;
-mod guard;
 mod handoff;
 mod port;
 mod receiver;
@@ -35,16 +34,16 @@ mod sender;
 mod shared;
 mod table;
 pub mod uplink;
+mod vlan_rules;
 
 pub use copy_path::CopyPath;
 pub use counters::{Count, Counted, PortCounters};
-pub use guard::Vlans;
 pub use handoff::{SpscQueue, TakeResult};
 pub use port::SwitchPort;
 pub use table::{ADDRESSES_MAX, PORTS_MAX, Station};
+pub use vlan_rules::Vlans;
 
 use copy_queue::CopyInbox;
-use guard::{Change, Tag};
 use manyring_wire::net::rss::Rss;
 use manyring_wire::net::sender::is_own;
 use manyring_wire::net::{MacAddress, Offloads, RawNetHeader};
@@ -53,6 +52,7 @@ use shared::{Shared, TAKES_ALL, TAKES_CSUM, TAKES_ECN, TAKES_TSO4, TAKES_TSO6};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use table::{Learner, Learnt, Table};
+use vlan_rules::{Change, Tag};
 
 /// The number of a port in its switch.
 pub type PortId = u16;
@@ -387,7 +387,7 @@ impl Switch {
         if !header.is_in_place(head) {
             return refused(&counters.dropped_unfinished);
         }
-        let Some((to, from)) = guard::keys(head, vlan) else {
+        let Some((to, from)) = vlan_rules::keys(head, vlan) else {
             return refused(&counters.dropped_spoofed);
         };
         let Some(from) = from else {
@@ -399,7 +399,7 @@ impl Switch {
             _ => self.learn(port, map, from, second),
         }
         let is_passed = |group: u8| self.group_fwd_mask >> group & 1 == 1;
-        if guard::reserved_group(head).is_some_and(|group| !is_passed(group)) {
+        if vlan_rules::reserved_group(head).is_some_and(|group| !is_passed(group)) {
             counters.dropped_reserved.add(1);
             return (Verdict::Drop { refused: false }, vlan, tag);
         }

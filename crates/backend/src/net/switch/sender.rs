@@ -22,7 +22,7 @@ mod own;
 use super::channel::{Channel, LentFrames};
 use super::copy_path::CopyPath;
 use super::copy_queue::CHANNELS;
-use super::guard::{Change, ETHERNET};
+use super::vlan_rules::{Change, ETHERNET};
 use super::{PortId, Shared, Switch, SwitchTime, TAKES_ALL, Verdict};
 use crate::net::frames::{Added, INLINE_MAX};
 use crate::net::{Frames, PortTx, Readiness, Returned, Sent};

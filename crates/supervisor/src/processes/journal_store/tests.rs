@@ -45,7 +45,7 @@ fn the_next_device_process_is_handed_what_is_named_and_then_the_socket_with_the_
         assert_eq!(*client, Command::Client { device, number });
         // The second one is the journal, whose size nobody can change.
         let size = rustix::fs::fstat(&pair[1]).unwrap().st_size;
-        assert_eq!(usize::try_from(size).unwrap(), journal::file_size(entries_max(2)));
+        assert_eq!(usize::try_from(size).unwrap(), journal_layout::file_size(entries_max(2)));
         assert!(rustix::fs::ftruncate(&pair[1], 0).is_err());
     }
     journals.forget(number);

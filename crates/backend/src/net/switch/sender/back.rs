@@ -5,7 +5,7 @@ use crate::net::Outcome;
 use crate::net::switch::SwitchTime;
 use crate::net::switch::TakeResult;
 use crate::net::switch::channel::LentFrames;
-use crate::net::switch::guard::Change;
+use crate::net::switch::vlan_rules::Change;
 use manyring_wire::net::HEADER_SIZE;
 
 impl SwitchTx {

@@ -2,7 +2,7 @@
 
 use crate::net::switch::channel::{Channel, LentFrames};
 use crate::net::switch::copy_queue::CopyInbox;
-use crate::net::switch::guard::ETHERNET;
+use crate::net::switch::vlan_rules::ETHERNET;
 use crate::net::switch::{PortId, SwitchTime};
 use manyring_wire::net::{HDR_F_NEEDS_CSUM, HDR_GSO_NONE, HEADER_SIZE};
 use std::collections::VecDeque;

@@ -1,8 +1,8 @@
 //! VLANs, isolation, forged addresses, and guests that accept no offloads.
 
 use super::*;
-use guard::Vlans;
 use manyring_wire::net::{FRAME_SIZE_MAX, HDR_GSO_TCPV4};
+use vlan_rules::Vlans;
 
 fn with(name: &str, change: impl FnOnce(&mut PortOptions)) -> PortOptions {
     let mut options = PortOptions::new(name, 1);

@@ -3,7 +3,7 @@
 
 use crate::processes::journal_store::JournalStore;
 use manyring_engine::Surplus;
-use manyring_protocol::journal::{self, Change, Entry, Writer};
+use manyring_protocol::journal_layout::{self, Change, Entry, Writer};
 use manyring_protocol::message::Command;
 use manyring_serve::device_process::session_journal::{Step, Written, write};
 use manyring_serve::outgoing::by_name;
@@ -258,7 +258,7 @@ fn a_journal_that_names_descriptors_which_are_not_there_is_refused() {
 #[test]
 fn a_device_with_other_queues_gets_the_last_state_and_not_the_one_of_the_other_half() {
     let mut session = session_after(5);
-    let half_size = journal::file_size(entries_max(QUEUES)) / 2;
+    let half_size = journal_layout::file_size(entries_max(QUEUES)) / 2;
     let mut halves = [0; 2];
     for round in 0..600_u32 {
         let entry = Entry { bytes: [&round.to_ne_bytes()[..], &[0; 60]].concat(), name: None };
@@ -286,7 +286,7 @@ fn a_device_with_other_queues_gets_the_last_state_and_not_the_one_of_the_other_h
 #[test]
 fn a_session_that_is_too_large_for_its_memfd_is_lost_and_never_an_earlier_one() {
     let mut session = session_after(5);
-    let long = |key| (key, Entry { bytes: vec![1; journal::ENTRY_SIZE_MAX], name: None });
+    let long = |key| (key, Entry { bytes: vec![1; journal_layout::ENTRY_SIZE_MAX], name: None });
     let puts = (0..200).map(long).collect();
     let problem = session.written.write(&Change { puts, ..Change::default() }).unwrap_err();
     assert!(problem.contains("the maximum is"), "{problem}");

@@ -10,7 +10,7 @@ pub use limit::{RawLimit, RawLimitOption, RawScalar};
 pub use switch::RawSwitch;
 pub use text::{RawAccount, RawSize};
 
-use crate::key::{Class, Given, INT_MAX, Key, Numbers, all, some};
+use crate::key_class::{Class, Given, INT_MAX, Key, Numbers, all, some};
 use clap::Args;
 use serde::{Deserialize, Serialize};
 use std::net::SocketAddr;
