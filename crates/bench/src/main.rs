@@ -4,7 +4,7 @@
 //! own as well. A scenario starts the back-ends it compares, drives each in turn, round by round,
 //! and reports the ratios. `compare` puts two runs side by side; `load` drives any vhost-user
 //! back-end once. The ring alone is measured by `cargo bench -p manyring-queue`. How to read the
-//! figures: `docs/guide/bench.md`.
+//! figures: `docs/guide/bench.md`. Begin with `scenario/registry.rs`.
 
 mod calibrate;
 mod direction;

@@ -9,7 +9,7 @@ use super::tables;
 const OFTEN: u64 = i64::MAX as u64;
 
 /// The ranges of keys outside `[[blk]]` and `[[net]]`, and of options. A device's key has its range
-/// beside its definition in `raw.rs`.
+/// beside its definition in `tables.rs`.
 const TABLE: [(&str, Numbers); 13] = [
     ("workers", all(1, 256)),
     ("spin_us", all(0, 1000)),

@@ -14,6 +14,7 @@
 //! Blkfront  a Xen block front-end in such a domain
 //! hostile   a toolbox that spoils a valid ring
 //! ```
+//! Begin with `vhost_user.rs`.
 #![deny(unsafe_code)]
 
 mod arena;

@@ -1,13 +1,15 @@
 //! The program `manyring`: its command line, and the commands that talk to a running daemon.
 //!
 //! ```text
+//! daemon.rs         blk, net, xen-blk, run: a plan -> supervisor and control; begin here
 //! cli.rs, cli/      the options, one definition for the parser, the help and the manual pages
 //! ask.rs            add, set, remove, resize, ..: one request to the daemon
 //! stats.rs, top.rs  what the daemon shows, as tables
 //! snippet.rs        the lines that a VMM needs for a device
 //! pages.rs          manual pages, completions, the OpenAPI document
 //! ```
-//! Devices are served by `manyring_serve`, in the daemon (`daemon.rs`) or in a device process.
+//! Devices are served by `manyring_serve`, in the daemon (`daemon.rs`) or in a device process
+//! (`manyring device-process`).
 #![forbid(unsafe_code)]
 #![deny(clippy::print_stdout, clippy::print_stderr)]
 

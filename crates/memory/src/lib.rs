@@ -36,6 +36,8 @@
 //! [`PersistentGrants`] keeps the mappings that pay; [`simgrant`] is Xen without Xen. [`EventPort`]
 //! is the event channel beside a ring of such pages.
 //!
+//! Begin with `guest.rs`.
+//!
 //! ```
 //! use manyring_memory::{GuestAddr, GuestMemory, LastHit, Mapping, MemoryError, RegionSpec};
 //! use std::sync::Arc;

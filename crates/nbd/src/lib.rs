@@ -4,6 +4,9 @@
 //! device that submits to it does not know that the image is remote.
 //!
 //! ```text
+//! in            the Burst of a turn; sockets and certificates of a Server
+//! out           Completion: token and result
+//!
 //! queue.rs      a queue and its connection: sends commands and receives replies
 //! session.rs    turns requests into commands, and parses replies; pure, with asked.rs (a request)
 //!               and incoming.rs (the stream of replies)
@@ -17,7 +20,7 @@
 //! ```
 //! The server is qemu-storage-daemon, nbdkit, or that of a storage system. A guest does not notice
 //! that the server is restarted: requests in flight are sent again on the next connection. A server
-//! that breaks the protocol harms only its own disk (`session.rs`).
+//! that breaks the protocol harms only its own disk (`session.rs`). Begin with `queue.rs`.
 #![forbid(unsafe_code)]
 #![deny(clippy::print_stdout, clippy::print_stderr)]
 

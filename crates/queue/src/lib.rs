@@ -50,6 +50,8 @@
 //! implements [`Ring`], so the engine runs it like any other. It has no chains: its requests name
 //! pages that have to be mapped first, and a response has no length.
 //!
+//! Begin with `split/device.rs`, the ring that most guests use.
+//!
 //! ```
 //! use manyring_memory::{GuestMemory, Mapping, RegionSpec};
 //! use manyring_queue::{

@@ -29,6 +29,8 @@
 //! Pinned specifications: virtio 1.3 (OASIS committee specification) and the vhost-user protocol
 //! as documented in QEMU 11.0, plus the request and the two feature bits of 11.1.
 //!
+//! Begin with `vhost_user.rs`, and the table in it.
+//!
 //! ```
 //! use manyring_wire::blk::{RawBlkHeader, RequestKind, VIRTIO_BLK_T_IN};
 //! use manyring_wire::vhost_user::{FLAG_VERSION, Header, ParseError, Request, row_of};
