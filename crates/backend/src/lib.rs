@@ -37,8 +37,8 @@
 //! 5. **An image belongs to one process.** [`blk::Image`] locks it. A description that is given to
 //!    another process carries a lock of its own, by which its last request can be waited for
 //!    (`blk/image/hand.rs`).
-//! 6. **Unsafe code lies in [`sys`]**, and in `blk/uring.rs`, which promises what an io_uring asks of
-//!    its callers. An io_uring takes requests of disks and no others.
+//! 6. **Unsafe code lies in [`sys`]**, and in `blk/uring.rs`, which promises what an io_uring asks
+//!    of its callers. An io_uring takes requests of disks and no others.
 //!
 //! Begin with `blk/null.rs`, the smallest disk.
 //!

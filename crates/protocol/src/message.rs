@@ -2,7 +2,7 @@
 //!
 //! A device process may be compromised by its guest. So the supervisor accepts only short messages
 //! from it, about devices that it was given. Its requests ([`PrivilegedRequest`]) are limited to
-//! settings that a guest may choose, and to one at a time.
+//! settings that a guest may choose; one request for a device is served, and one may wait.
 
 use crate::digits;
 use crate::nbd::{NbdFailure, NbdFound, NbdTarget};

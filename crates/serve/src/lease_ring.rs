@@ -1,5 +1,5 @@
-//! `Ring`: a flag by which a device process tells the thread that divides limits (`lease_holders.rs`)
-//! that devices of its groups need something.
+//! `Ring`: a flag by which a device process tells the thread that divides limits
+//! (`lease_holders.rs`) that devices of its groups need something.
 
 use rustix::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};

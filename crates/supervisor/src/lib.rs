@@ -12,10 +12,10 @@
 //! links.rs               tells network devices of changes of the host's interfaces
 //! ```
 //! The supervisor of `manyring run` serves no queue of a device that has a device process, and maps
-//! no memory of its guest. What a device process runs is `manyring_serve`. With `manyring blk`, `net`
-//! or `xen-blk` without `--isolate`, and with `domains = "one"`, there is no device process: this
-//! process runs `manyring_serve` itself. Its control thread waits for no device process; a task
-//! that waits for one has a limit of time (`manyring_serve::times`).
+//! no memory of its guest. What a device process runs is `manyring_serve`. With `manyring blk`,
+//! `net` or `xen-blk` without `--isolate`, and with `domains = "one"`, there is no device process:
+//! this process runs `manyring_serve` itself. Its control thread waits for no device process; a
+//! task that waits for one has a limit of time (`manyring_serve::times`).
 //!
 //! Begin with `serve` in `devices.rs`, and with `processes/mod.rs`.
 #![deny(unsafe_code)]

@@ -164,7 +164,7 @@ const BUSY_TRIES: usize = 4;
 /// Zeroes or discards a range. A block device that another process holds refuses a range of which
 /// the page cache has bytes that are not written yet (`EBUSY`), so the image is synced and the
 /// range tried again. If the guest keeps writing to the range between the tries, every try may
-/// fail: the request then fails with `EBUSY`, and the data on the disk stay as they are.
+/// fail with `EBUSY`: then [`discard`] does nothing, and [`zero_units`] writes zeroes.
 fn change_range(
     image: &Image,
     mode: FallocateFlags,

@@ -1,4 +1,5 @@
-//! The system calls the backends share: the only place here that may be unsafe.
+//! The system calls the backends share: beside `blk/uring.rs` the only place here that may be
+//! unsafe.
 
 pub mod bpf;
 pub(crate) mod child;

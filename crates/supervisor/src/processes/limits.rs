@@ -1,6 +1,7 @@
 //! Limits per second of devices in device processes, as the operator set them. A device process
 //! counts the work of its devices against their limits. If all devices of a group are in one
-//! process, that process counts for the group; if not, each process has a lease (`lease_holders.rs`).
+//! process, that process counts for the group; if not, each process has a lease
+//! (`lease_holders.rs`).
 
 use super::Processes;
 use manyring_config::plan::{GroupPlan, LimitPlan};

@@ -2,8 +2,9 @@
 //! operator, and serves the device's privileged requests.
 //!
 //! Requests are served one after the other, those of a network at the pace that the device allows
-//! its own guests (`net/pace`). A device process that sends a request before the one before it was
-//! answered is killed.
+//! its own guests (`net/pace`). One request is served, and one may wait; a device process that
+//! sends a third one is killed. While a connection to the server of a disk is made (`Connect`),
+//! other requests are served, and another `Connect` is answered with `EBUSY`.
 
 mod connections;
 
