@@ -55,7 +55,7 @@ pub(super) const TABLE: &[Row] = &[
             "backend",
             "memory",
         ],
-        &["driver", "queue", "wire", "protocol"],
+        &["driver", "queue", "wire"],
     ),
     ("driver", &["wire", "memory", "queue"], &[]),
     ("bench", &["driver", "queue", "memory", "wire", "backend", "system"], &[]),
