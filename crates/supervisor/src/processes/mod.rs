@@ -23,9 +23,9 @@
 //! handoff/            source.rs hands over to destination.rs in the next one, by protocol.rs
 //! process/quiesce.rs  a device process stops, and its front-ends stay connected
 //! ```
-//! The supervisor reads no byte that a front-end sends to a device process, maps none of its
-//! memory, and waits for no device process: commands wait in a bounded queue, and a device process
-//! that does not read them is killed. Reports are checked as a hostile peer's messages. A device
+//! The supervisor reads no byte that a front-end sends to a device process, and maps none of its
+//! memory. Its control thread waits for no device process: commands wait in a bounded queue, and a
+//! device process that does not read them is killed. Reports are checked as a hostile peer's messages. A device
 //! process that dies is started again, and its front-ends go on after a pause.
 
 mod answer_deadline;
