@@ -1,5 +1,5 @@
-//! The properties of a key, which stand beside its definition in `tables.rs`: when a change of the key
-//! takes effect, and which numbers the key takes.
+//! The properties of a key, which stand beside its definition in `tables.rs`: when a change of the
+//! key takes effect, and which numbers the key takes.
 
 /// When another value of a key takes effect while the daemon runs. The order is that of the cost
 /// for the guest.

@@ -25,8 +25,8 @@
 //! ```
 //! The supervisor reads no byte that a front-end sends to a device process, and maps none of its
 //! memory. Its control thread waits for no device process: commands wait in a bounded queue, and a
-//! device process that does not read them is killed. Reports are checked as a hostile peer's messages. A device
-//! process that dies is started again, and its front-ends go on after a pause.
+//! device process that does not read them is killed. Reports are checked as a hostile peer's
+//! messages. A device process that dies is started again, and its front-ends go on after a pause.
 
 mod answer_deadline;
 mod assigned;
