@@ -138,8 +138,11 @@ macro_rules! queue_stats {
                 all.into_iter().filter(|(of, _)| of.has(self.class)).map(|(_, n)| n).collect()
             }
 
+            /// How many of [`Self::numbers`] are counters: the first ones, which are always there.
+            pub const COUNTERS: usize = [$(stringify!($counter)),*].len();
+
             /// Most numbers that [`Self::numbers`] has.
-            pub const NUMBERS_MAX: usize = [$(stringify!($counter)),*].len()
+            pub const NUMBERS_MAX: usize = Self::COUNTERS
                 + ([$($hhelp),*].len() + ServeTimes::HISTOGRAMS) * (BUCKETS + 1);
 
             /// Every number of all classes in one order, for [`Self::show`] of another process.
@@ -148,11 +151,10 @@ macro_rules! queue_stats {
             #[must_use]
             pub fn numbers(&self) -> Vec<u64> {
                 let mut numbers = vec![$(self.$counter.value(),)*];
-                let counters = numbers.len();
                 numbers.extend(self.histograms.numbers());
                 numbers.extend(self.serve_ns.numbers());
                 let end = numbers.iter().rposition(|n| *n > 0).map_or(0, |last| last + 1);
-                numbers.truncate(end.max(counters));
+                numbers.truncate(end.max(Self::COUNTERS));
                 numbers
             }
 

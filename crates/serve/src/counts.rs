@@ -2,6 +2,12 @@
 //!
 //! The counters lie in a sealed memfd of fixed size. The device process writes them when it is
 //! asked to; the supervisor reads the file and maps nothing. Any number is a valid counter.
+//!
+//! ```text
+//! counters of each queue, a connection's of each queue, the port's, histograms of each queue
+//! ```
+//! A page that nobody writes takes no memory: the counters, which are always written, lie together,
+//! and histograms are written once they have a value.
 
 use crate::assemble::remote::Remote;
 use manyring_backend::blk::Connection;
@@ -10,7 +16,7 @@ use manyring_backend::net::switch::PortCounters;
 use manyring_device::{DeviceStats, HostSide};
 use manyring_engine::QueueStats;
 use rustix::fd::{AsFd, OwnedFd};
-use rustix::fs::{MemfdFlags, SealFlags};
+use rustix::fs::{MemfdFlags, SealFlags, SeekFrom};
 use rustix::io::Errno;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -71,12 +77,9 @@ impl Counts {
             let sums = now.into_iter().zip(of_before).map(|(now, before)| now.wrapping_add(before));
             port.show(&sums.collect::<Vec<_>>());
         }
+        let queues = before.len();
         for (index, (before, stats)) in before.iter().zip(&*self.shown.all()).enumerate() {
-            let mut bytes = vec![0; size()];
-            let at = u64::try_from(index * size()).unwrap_or(u64::MAX);
-            if rustix::io::pread(&*file, &mut bytes, at) == Ok(size()) {
-                let words = bytes.as_chunks().0.iter();
-                let now: Vec<_> = words.map(|word| u64::from_ne_bytes(*word)).collect();
+            if let Some(now) = queue_numbers(&file, queues, index) {
                 stats.show(before, &now);
             }
         }
@@ -101,8 +104,35 @@ impl Counts {
 }
 
 /// Size of the counters of one queue, in bytes.
-fn size() -> usize {
-    QueueStats::NUMBERS_MAX * size_of::<u64>()
+const OF_QUEUE: usize = QueueStats::COUNTERS * size_of::<u64>();
+/// Size of its histograms, in bytes.
+const OF_HISTOGRAMS: usize = (QueueStats::NUMBERS_MAX - QueueStats::COUNTERS) * size_of::<u64>();
+
+/// Where the counters of a queue are, and its histograms.
+fn queue_places(queues: usize, index: usize) -> [u64; 2] {
+    let behind = place(queues, queues).saturating_add((OF_PORT_MAX * size_of::<u64>()) as u64);
+    let [counters, histograms] = [index * OF_QUEUE, index * OF_HISTOGRAMS].map(|at| at as u64);
+    [counters, behind.saturating_add(histograms)]
+}
+
+/// How many queues a file has room for. A front-end may start more than the device offers.
+fn room(file: impl AsFd) -> usize {
+    let size = rustix::fs::seek(file, SeekFrom::End(0)).unwrap_or(0);
+    let [_, of_none] = queue_places(0, 0);
+    let [_, of_one] = queue_places(1, 1);
+    usize::try_from(size.saturating_sub(of_none) / (of_one - of_none)).unwrap_or(0)
+}
+
+/// The numbers of a queue; `None` if the file cannot be read.
+fn queue_numbers(file: &OwnedFd, queues: usize, index: usize) -> Option<Vec<u64>> {
+    let mut bytes = vec![0; OF_QUEUE + OF_HISTOGRAMS];
+    let (counters, histograms) = bytes.split_at_mut(OF_QUEUE);
+    for (part, at) in [counters, histograms].into_iter().zip(queue_places(queues, index)) {
+        if rustix::io::pread(file, &mut *part, at) != Ok(part.len()) {
+            return None;
+        }
+    }
+    Some(bytes.as_chunks().0.iter().map(|word| u64::from_ne_bytes(*word)).collect())
 }
 
 /// Numbers of a connection: the number 1, its flags, and four counters.
@@ -113,7 +143,7 @@ const IS_SHARED: u64 = 2;
 
 /// Where the numbers of a connection are, behind the counters of all queues.
 fn place(queues: usize, index: usize) -> u64 {
-    let at = queues * size() + index * OF_CONNECTION * size_of::<u64>();
+    let at = queues * OF_QUEUE + index * OF_CONNECTION * size_of::<u64>();
     u64::try_from(at).unwrap_or(u64::MAX)
 }
 
@@ -143,8 +173,8 @@ fn port_numbers(file: &OwnedFd, queues: usize, count: usize) -> Vec<u64> {
 }
 
 fn blank(queues: usize) -> Result<OwnedFd, Errno> {
-    let size = usize::try_from(place(queues, queues)).unwrap_or(usize::MAX);
-    sealed("counters", size.saturating_add(OF_PORT_MAX * size_of::<u64>()))
+    let [_, end] = queue_places(queues, queues);
+    sealed("counters", usize::try_from(end).unwrap_or(usize::MAX))
 }
 
 /// Makes a file in memory of `bytes` bytes, sealed so that nobody can change its length.
@@ -159,23 +189,26 @@ pub fn sealed(name: &str, bytes: usize) -> Result<OwnedFd, Errno> {
 /// Writes the counters of a device where the supervisor reads them.
 pub(super) fn write(file: impl AsFd, side: &HostSide) {
     let connections = side.as_blk().map(|blk| blk.host.disk().connections()).unwrap_or_default();
-    let all = side.stats.all();
+    let (all, queues) = (side.stats.all(), room(&file));
     if let Some(port) = side.as_net().and_then(|net| net.port().counted()) {
         let numbers = port.all().into_iter().take(OF_PORT_MAX);
         let bytes: Vec<_> = numbers.flat_map(|counter| counter.value.to_ne_bytes()).collect();
-        let _ = rustix::io::pwrite(&file, &bytes, place(all.len(), all.len()));
+        let _ = rustix::io::pwrite(&file, &bytes, place(queues, queues));
     }
-    for (index, connection) in connections.into_iter().take(all.len()).enumerate() {
+    for (index, connection) in connections.into_iter().take(queues).enumerate() {
         let Connection { is_up, is_shared, losses, in_flight, bytes_sent, bytes_received } =
             connection;
         let is = (u64::from(is_up) * IS_UP) | (u64::from(is_shared) * IS_SHARED);
         let numbers = [1, is, losses, in_flight, bytes_sent, bytes_received];
         let bytes: Vec<_> = numbers.iter().flat_map(|n| n.to_ne_bytes()).collect();
-        let _ = rustix::io::pwrite(&file, &bytes, place(all.len(), index));
+        let _ = rustix::io::pwrite(&file, &bytes, place(queues, index));
     }
-    for (index, stats) in all.iter().enumerate() {
+    for (index, stats) in all.iter().take(queues).enumerate() {
         let bytes: Vec<_> = stats.numbers().iter().flat_map(|n| n.to_ne_bytes()).collect();
-        let at = u64::try_from(index * size()).unwrap_or(u64::MAX);
-        let _ = rustix::io::pwrite(&file, &bytes, at);
+        let (counters, histograms) = bytes.split_at(OF_QUEUE);
+        for (part, at) in [counters, histograms].into_iter().zip(queue_places(queues, index)) {
+            // No bytes of histograms without a value.
+            let _ = rustix::io::pwrite(&file, part, at);
+        }
     }
 }
