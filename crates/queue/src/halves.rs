@@ -66,6 +66,17 @@ impl DeviceQueue {
         }
     }
 
+    /// The record lies in a region of the device's own, which is zeroes where no record has begun.
+    /// A new record has as many entries as the ring, and touches no page before it is needed. For
+    /// a queue that is [`Self::recorded`].
+    #[must_use]
+    pub fn in_own_region(self) -> Self {
+        match self {
+            Self::Split(queue) => Self::Split(queue.in_own_region()),
+            Self::Packed(queue) => Self::Packed(queue.in_own_region()),
+        }
+    }
+
     /// True if nothing but the base says where the ring goes on: it has no record, or one that has
     /// not begun, and does not tell by itself. Reads the record.
     #[must_use]

@@ -16,6 +16,7 @@ mod held;
 mod hoard;
 mod idle;
 mod journal;
+mod memory;
 mod nbd;
 mod net;
 mod outlived;

@@ -93,6 +93,8 @@ const VERSION: u16 = 1;
 #[derive(Debug)]
 pub(crate) struct Inflight {
     words: Words,
+    /// Nobody else writes there: it is zeroes where no record has begun.
+    is_own: bool,
     /// The counter of the chain that is taken next.
     counter: u64,
     /// The chain that was answered last; at first any, since a burst ends at its first chain.
@@ -109,7 +111,13 @@ impl Inflight {
     /// A record in `words`, of [`inflight_size`] bytes. Nothing is read before [`Self::resume`].
     pub(crate) fn new(words: Words) -> Self {
         let (burst, owed, again) = (Vec::new(), Vec::new(), Vec::new());
-        Self { words, counter: 0, last: 0, burst, owed, again }
+        Self { words, is_own: false, counter: 0, last: 0, burst, owed, again }
+    }
+
+    /// The record lies in a region of the device's own, with a place for the largest ring: a new
+    /// one has the entries of its ring alone, so that no page is touched before it is needed.
+    pub(crate) fn in_own_region(self) -> Self {
+        Self { is_own: true, ..self }
     }
 
     /// Reads a former process's record of a ring of `size` entries whose used index is `used_idx`.
@@ -122,7 +130,11 @@ impl Inflight {
         let room = (self.words.size().saturating_sub(HEADER_SIZE)) / ENTRY_SIZE;
         let room = u16::try_from(room).unwrap_or(u16::MAX);
         let version = self.words.load_u16(HEAD_VERSION);
-        let entries = if version == 0 { room } else { self.words.load_u16(HEAD_ENTRIES) };
+        let entries = match version {
+            0 if self.is_own => room.min(size),
+            0 => room,
+            _ => self.words.load_u16(HEAD_ENTRIES),
+        };
         if version > VERSION {
             return Err(InflightError::Version { version });
         }
@@ -144,8 +156,9 @@ impl Inflight {
 
     /// Begins a record. The version is stored last, so that a region which has one is complete.
     fn begin(&mut self, entries: u16, used_idx: u16) {
-        for head in 0..entries {
-            // A region is zeroes at first: its pages are not touched before they are needed.
+        // To read a page of a file in memory allocates it.
+        let foreign = if self.is_own { 0 } else { entries };
+        for head in 0..foreign {
             if self.words.load_u16(entry(head) + FLAG) != 0 {
                 self.words.store_u16(entry(head) + FLAG, 0);
             }

@@ -84,6 +84,8 @@ pub(crate) type OwedChain = (Recorded, Vec<(u64, u64)>);
 #[derive(Debug)]
 pub(crate) struct PackedInflight {
     words: Words,
+    /// As that of a split ring's record.
+    is_own: bool,
     counter: u64,
     /// The region's `next` of each entry, and the first free entry.
     next: Vec<u16>,
@@ -96,7 +98,13 @@ impl PackedInflight {
     /// A record in `words`, of [`packed_inflight_size`] bytes. Nothing is read before
     /// [`Self::resume`].
     pub(crate) fn new(words: Words) -> Self {
-        Self { words, counter: 0, next: Vec::new(), free: 0, burst: Vec::new() }
+        let (next, burst) = (Vec::new(), Vec::new());
+        Self { words, is_own: false, counter: 0, next, free: 0, burst }
+    }
+
+    /// As [`Inflight::in_own_region`](super::inflight::Inflight::in_own_region).
+    pub(crate) fn in_own_region(self) -> Self {
+        Self { is_own: true, ..self }
     }
 
     /// True if no record has begun there.
@@ -120,7 +128,11 @@ impl PackedInflight {
         let room = self.words.size().saturating_sub(HEADER_SIZE) / ENTRY_SIZE;
         let room = u16::try_from(room).unwrap_or(u16::MAX);
         let version = self.words.load_u16(HEAD_VERSION);
-        let entries = if version == 0 { room } else { self.words.load_u16(HEAD_ENTRIES) };
+        let entries = match version {
+            0 if self.is_own => room.min(size),
+            0 => room,
+            _ => self.words.load_u16(HEAD_ENTRIES),
+        };
         if entries > room || entries < size {
             return Err(InflightError::Entries { entries: entries.min(room), size });
         }

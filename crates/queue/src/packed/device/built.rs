@@ -93,6 +93,13 @@ impl PackedDeviceHalf {
         self
     }
 
+    /// As [`DeviceQueue::in_own_region`](crate::DeviceQueue::in_own_region).
+    #[must_use]
+    pub fn in_own_region(mut self) -> Self {
+        self.record = self.record.map(|record| Box::new(record.in_own_region()));
+        self
+    }
+
     /// Empties the region of a ring before this one, which fitted it, when this one begins: no
     /// later ring goes on from a record that says nothing of the chains of this one.
     #[must_use]

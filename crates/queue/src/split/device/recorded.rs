@@ -22,6 +22,13 @@ impl SplitDeviceHalf {
         self
     }
 
+    /// As [`DeviceQueue::in_own_region`](crate::DeviceQueue::in_own_region).
+    #[must_use]
+    pub fn in_own_region(mut self) -> Self {
+        self.record = self.record.map(|record| Box::new(record.in_own_region()));
+        self
+    }
+
     /// As [`DeviceQueue::is_new`](crate::DeviceQueue::is_new).
     pub(crate) fn has_only_base(&self) -> bool {
         self.record.as_ref().is_none_or(|record| record.is_new())

@@ -184,3 +184,25 @@ fn region_is_laid_out_as_the_specification_says() {
     let flags = (0..usize::from(SIZE)).filter(|head| entry(*head).0 != 0).count();
     assert_eq!(flags, 1);
 }
+
+#[test]
+fn record_in_a_region_of_the_devices_own_has_the_entries_of_its_ring() {
+    for packed in [false, true] {
+        let features = RingFeatures { packed, ..RingFeatures::default() };
+        let mut shared = Shared::new(features, 0);
+        shared.region = region_of(4 * SIZE, features);
+        let begin = |shared: &Shared| {
+            let mut queue = shared.next().in_own_region();
+            queue.begin();
+            queue
+        };
+        for _ in 0..3 {
+            shared.add(4);
+            let mut back = Back::new(begin(&shared));
+            back.pop(&shared, &mut Life { stores: FOR_EVER }, 3, 1).unwrap();
+        }
+        assert_eq!(shared.region.load_u16(ENTRIES), SIZE);
+        let queue = begin(&shared);
+        finish(shared, queue);
+    }
+}

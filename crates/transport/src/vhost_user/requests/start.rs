@@ -52,6 +52,14 @@ impl Waiting {
     }
 }
 
+/// Where a ring records its chains in flight.
+enum RecordPlace {
+    /// In the front-end's region.
+    FrontEnd(Words),
+    /// In the session's own region.
+    Own(Words),
+}
+
 impl ServedFrontEnd {
     /// When [`Self::start_waiting`] is to be called; `None`: no vring waits.
     pub(in crate::vhost_user) fn start_due(&self) -> Option<Instant> {
@@ -151,7 +159,11 @@ impl ServedFrontEnd {
         };
         let queue = DeviceQueue::unread(config, self.memory.clone())?;
         let (record, former) = self.record(index, vring.size());
-        let queue = queue.recorded(record, former);
+        let queue = match record {
+            Some(RecordPlace::Own(place)) => queue.recorded(Some(place), former).in_own_region(),
+            Some(RecordPlace::FrontEnd(place)) => queue.recorded(Some(place), former),
+            None => queue.recorded(None, former),
+        };
         let queue = if self.device.trails_rings() { queue.trailed() } else { queue };
         Ok((queue, addresses))
     }
@@ -182,19 +194,20 @@ impl ServedFrontEnd {
     /// The ring's place in the front-end's in-flight region, or in the session's own region; and a
     /// place in the front-end's region that is too small for the ring. A ring that fits neither
     /// region is served without a record: it then cannot be resumed after a crash.
-    fn record(&self, index: usize, size: u16) -> (Option<Words>, Option<Words>) {
+    fn record(&self, index: usize, size: u16) -> (Option<RecordPlace>, Option<Words>) {
         let is_packed = self.is_packed();
         let mut former = None;
         if let Some(theirs) = &self.inflight {
             if let Some(place) = theirs.fitting(index, size, is_packed) {
-                return (Some(place), None);
+                return (Some(RecordPlace::FrontEnd(place)), None);
             }
             // An earlier, smaller ring may have left a record in this place. A later ring that fits
             // again must not resume from it, because it lacks the chains that this ring takes.
             former = theirs.place(index, is_packed);
         }
         let own = self.own_inflight.as_ref();
-        (own.and_then(|own| own.region.fitting(index, size, is_packed)), former)
+        let place = own.and_then(|own| own.region.fitting(index, size, is_packed));
+        (place.map(RecordPlace::Own), former)
     }
 
     /// True if the ring has a place in one of the regions.
