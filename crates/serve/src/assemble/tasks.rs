@@ -37,7 +37,9 @@ impl Tasks {
     {
         let (stop, stopped) = watch::channel(false);
         let (ends, ended) = watch::channel(());
-        let (task, name, number) = (task(stopped), device.to_owned(), self.next);
+        // On the heap by itself: a future that was given another one and waits for it has room for
+        // that one twice.
+        let (task, name, number) = (Box::pin(task(stopped)), device.to_owned(), self.next);
         self.next += 1;
         self.set.spawn(async move {
             let result = task.await;
