@@ -181,19 +181,15 @@ fn run_load(load: Load) -> Result<(), String> {
         Load::Xen(args) => load::xenblk::xen(&args).map_err(failed),
         Load::Net(args) => load::net::run(&args).map_err(failed)?.print(args.json),
         Load::Vm(args) => load::vm::run(&args).map_err(failed)?.print(args.json),
-        Load::Pages(args) => load::pages::run(&args).map_err(failed)?.print(),
-        Load::Guest(args) => load::guest::run(&args).map_err(failed)?.print(),
+        Load::Pages(args) => load::print_json(&load::pages::run(&args).map_err(failed)?),
+        Load::Guest(args) => load::print_json(&load::guest::run(&args).map_err(failed)?),
         Load::Crowd(args) => load::crowd::run(&args).map_err(failed),
-        Load::Join(args) => load::join::join(&args).map_err(failed)?.print(),
-        Load::Relay(args) => load::join::relay(&args).map_err(failed)?.print(),
+        Load::Join(args) => load::print_json(&load::join::join(&args).map_err(failed)?),
+        Load::Relay(args) => load::print_json(&load::join::relay(&args).map_err(failed)?),
         Load::TapWrite(args) => load::tap::run(&args).map_err(failed)?.print(true),
-        Load::TapCosts => {
-            let costs = load::tap::costs().map_err(failed)?;
-            println!("{}", serde_json::to_string(&costs).map_err(|e| e.to_string())?);
-            Ok(())
-        }
-        Load::Rr(args) => load::rr::client(&args).map_err(failed)?.print(),
-        Load::Crr(args) => load::rr::crr::client(&args).map_err(failed)?.print(),
+        Load::TapCosts => load::print_json(&load::tap::costs().map_err(failed)?),
+        Load::Rr(args) => load::print_json(&load::rr::client(&args).map_err(failed)?),
+        Load::Crr(args) => load::print_json(&load::rr::crr::client(&args).map_err(failed)?),
         Load::RrServer(args) => load::rr::server(&args).map_err(failed),
         Load::Stream(args) => load::stream::run(&args).map_err(failed),
     }

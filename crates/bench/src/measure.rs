@@ -1,5 +1,7 @@
 //! Clocks, latencies, random offsets, CPUs: what every measurement needs.
 
+pub(crate) mod cgroup;
+
 use hdrhistogram::Histogram;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::thread::{CpuSet, Pid};

@@ -150,7 +150,25 @@ pub(crate) fn ratio(ours: f64, theirs: f64) -> f64 {
     if theirs > 0.0 { ours / theirs } else { 0.0 }
 }
 
-/// One load, measured on each party in turn.
+/// A printed column: its heading, width and decimals, and the number of a sample.
+pub(crate) type Printed<S> = (&'static str, usize, usize, fn(&S) -> f64);
+
+/// Prints the headings of columns behind that of the parties' names.
+pub(crate) fn print_heads<S>(names: &str, columns: &[Printed<S>]) {
+    print!("  {names}");
+    columns.iter().for_each(|&(head, width, ..)| print!(" {head:>width$}"));
+    println!();
+}
+
+/// Prints the medians of a party below their headings, behind its name.
+pub(crate) fn print_medians<S: Sample>(name: &str, of: &Party<S>, columns: &[Printed<S>]) {
+    print!("  {name}");
+    for &(_, width, decimals, number) in columns {
+        print!(" {:>width$.decimals$}", of.median(number));
+    }
+    println!();
+}
+
 pub(crate) trait ReportCell: Serialize {
     type Sample: Sample;
 

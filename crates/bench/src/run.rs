@@ -55,7 +55,7 @@ pub(crate) fn run(args: &BenchArgs) -> Result<(), String> {
             costs(some).iter().map(cost).sum()
         };
         let (planned, after) = (seconds(&rest[..1]), seconds(&rest[1..]));
-        progress::begin(scenario.name(), (index + 1, scenarios.len()), planned, after);
+        progress::begin(scenario.facts().name, (index + 1, scenarios.len()), planned, after);
         let outcome = one(*scenario, &args.options.words(rounds));
         progress::end();
         match outcome {
@@ -69,7 +69,7 @@ pub(crate) fn run(args: &BenchArgs) -> Result<(), String> {
                 write(args, &document)?;
             }
             Err(problem) if progress::is_stopped() => drop(problem),
-            Err(problem) => progress::leave_out(format!("{}: {problem}", scenario.name())),
+            Err(problem) => progress::leave_out(format!("{}: {problem}", scenario.facts().name)),
         }
     }
     document.left_out = progress::left_out();
@@ -100,7 +100,7 @@ fn left(elapsed: f64) -> f64 {
 }
 
 fn costs(scenarios: &[&dyn Scenario]) -> Vec<Cost> {
-    scenarios.iter().map(|scenario| scenario.cost()).collect()
+    scenarios.iter().map(|scenario| scenario.facts().cost).collect()
 }
 
 /// The scenarios of these names, in their order, each once.
@@ -113,7 +113,7 @@ fn chosen(names: &[String]) -> Result<Vec<&'static dyn Scenario>, String> {
         let scenario = registry::find(name).ok_or_else(|| {
             format!("no scenario is called {name}; `manyring-bench list` names them")
         })?;
-        if !chosen.iter().any(|other| other.name() == scenario.name()) {
+        if !chosen.iter().any(|other| other.facts().name == scenario.facts().name) {
             chosen.push(scenario);
         }
     }
@@ -125,12 +125,12 @@ fn one(scenario: &dyn Scenario, words: &[OsString]) -> Result<(Box<dyn Found>, E
     let start = now();
     let found = registry::run_words(scenario, words)?;
     let report = serde_json::from_value(found.to_json()?).map_err(|error| error.to_string())?;
-    let head = ["manyring-bench".into(), scenario.name().into()].into_iter();
+    let head = ["manyring-bench".into(), scenario.facts().name.into()].into_iter();
     let entry = Entry {
-        name: scenario.name().to_owned(),
-        about: scenario.about().to_owned(),
+        name: scenario.facts().name.to_owned(),
+        about: scenario.facts().about.to_owned(),
         command: command_line(head.chain(words.iter().cloned())),
-        by_cell: scenario.only() == Only::Cells,
+        by_cell: scenario.facts().only == Only::Cells,
         took_seconds: start.elapsed().as_secs_f64().round(),
         report,
         broken: found.verdict().map_or_else(Vec::new, |verdict| verdict.broken().to_vec()),
@@ -194,7 +194,7 @@ mod tests {
     fn a_scenario_is_chosen_once_all_means_all_and_an_unknown_one_is_named() {
         let names = |names: &[&str]| names.iter().map(|n| (*n).to_owned()).collect::<Vec<_>>();
         let two = chosen(&names(&["tcp-rr", "null-blk", "tcp-rr"])).unwrap();
-        assert_eq!(two.iter().map(|s| s.name()).collect::<Vec<_>>(), ["tcp-rr", "null-blk"]);
+        assert_eq!(two.iter().map(|s| s.facts().name).collect::<Vec<_>>(), ["tcp-rr", "null-blk"]);
         assert_eq!(chosen(&names(&["all"])).unwrap().len(), registry::ALL.len());
         let error = chosen(&names(&["nul-blk"])).err().unwrap();
         assert!(error.contains("nul-blk") && error.contains("list"), "{error}");

@@ -19,6 +19,9 @@ pub(crate) struct CrowdArgs {
     /// The socket of a disk; once for each guest.
     #[arg(long, value_name = "PATH")]
     disk: Vec<PathBuf>,
+    /// Queues of each disk.
+    #[arg(long, value_name = "COUNT", default_value_t = 1)]
+    disk_queues: u16,
     /// The socket of a network device; once for each guest.
     #[arg(long, value_name = "PATH")]
     net: Vec<PathBuf>,
@@ -34,6 +37,7 @@ pub(crate) fn run(args: &CrowdArgs) -> Result<(), LoadError> {
         problem: error.to_string(),
     };
     let disk = BlkDriverOptions {
+        queues: args.disk_queues,
         queue_size: QUEUE_SIZE,
         buffer_size: 4096,
         segment_size: 4096,

@@ -111,14 +111,6 @@ pub(crate) struct GuestResult {
     pub(crate) waited_seconds: f64,
 }
 
-impl GuestResult {
-    /// Prints one line of JSON.
-    pub(crate) fn print(&self) -> Result<(), String> {
-        println!("{}", serde_json::to_string(self).map_err(|e| e.to_string())?);
-        Ok(())
-    }
-}
-
 /// A guest at work. A turn sleeps until something has come back, counts it, and asks for as much
 /// again.
 trait Guest {

@@ -106,12 +106,6 @@ pub(crate) struct JoinResult {
 }
 
 impl JoinResult {
-    /// Prints JSON.
-    pub(crate) fn print(&self) -> Result<(), String> {
-        println!("{}", serde_json::to_string(self).map_err(|e| e.to_string())?);
-        Ok(())
-    }
-
     /// Bytes of a frame.
     pub(crate) fn average_size(&self) -> f64 {
         per(self.bytes, self.packets)

@@ -84,15 +84,9 @@ impl LoadArgs {
         add(format!("--size={}", options.size));
         add(format!("--rw={}", if options.rw == Rw::Read { "read" } else { "write" }));
         add(format!("--seed={}", options.seed));
-        if options.poll {
-            add("--poll".to_owned());
-        }
-        if options.each_call {
-            add("--each-call".to_owned());
-        }
-        if let Some(threads) = options.threads {
-            add(format!("--threads={threads}"));
-        }
+        let flags = [("--poll", options.poll), ("--each-call", options.each_call)];
+        flags.iter().filter(|(_, is_set)| *is_set).for_each(|(flag, _)| add((*flag).to_owned()));
+        options.threads.iter().for_each(|threads| add(format!("--threads={threads}")));
         arguments
     }
 
@@ -258,7 +252,7 @@ impl LoadResult {
     /// Prints one line.
     pub(crate) fn print(&self, json: bool) -> Result<(), String> {
         if json {
-            println!("{}", serde_json::to_string(self).map_err(|e| e.to_string())?);
+            print_json(self)?;
         } else {
             println!(
                 "{:.0} IOPS, p50 {:.2} us, p99 {:.2} us ({} requests in {:.3} s, \
@@ -274,6 +268,12 @@ impl LoadResult {
         }
         Ok(())
     }
+}
+
+/// Prints what a load has found as one line of JSON.
+pub(crate) fn print_json(found: &impl Serialize) -> Result<(), String> {
+    println!("{}", serde_json::to_string(found).map_err(|e| e.to_string())?);
+    Ok(())
 }
 
 #[allow(clippy::cast_precision_loss, reason = "a rate needs no more than 52 bits")]

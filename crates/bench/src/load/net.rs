@@ -1,7 +1,7 @@
 //! Frames through a vhost-user-net back-end by our own driver half: one thread polls all pairs.
 
 use super::frame::{FRAME_MAX, FlowFrame, FlowKind};
-use super::{LoadError, STUCK};
+use super::{LoadError, STUCK, print_json};
 use crate::direction::Direction;
 use crate::measure::{now, own_cpu_seconds, pin, waited_seconds};
 use clap::Args;
@@ -121,7 +121,7 @@ impl NetLoadResult {
     /// Prints one line.
     pub(crate) fn print(&self, json: bool) -> Result<(), String> {
         if json {
-            println!("{}", serde_json::to_string(self).map_err(|e| e.to_string())?);
+            print_json(self)?;
         } else {
             println!(
                 "{:.3} Mpps ({} frames, {} bytes in {:.3} s, {} bursts, {} kicks, {} calls, \

@@ -70,14 +70,6 @@ pub(crate) struct PagesResult {
     frame_ns: Vec<(usize, u64)>,
 }
 
-impl PagesResult {
-    /// Prints one line.
-    pub(crate) fn print(&self) -> Result<(), String> {
-        println!("{}", serde_json::to_string(self).map_err(|e| e.to_string())?);
-        Ok(())
-    }
-}
-
 fn failed(step: &'static str, problem: impl std::fmt::Display) -> LoadError {
     LoadError::Client { step, problem: problem.to_string() }
 }

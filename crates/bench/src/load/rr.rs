@@ -78,12 +78,6 @@ impl RrResult {
             p99_us: latencies.quantile_us(0.99),
         }
     }
-
-    /// Prints JSON.
-    pub(crate) fn print(&self) -> Result<(), String> {
-        println!("{}", serde_json::to_string(self).map_err(|e| e.to_string())?);
-        Ok(())
-    }
 }
 
 /// A connection and the message that is coming.

@@ -69,8 +69,10 @@ pub(crate) const KNOWN: &[SampleColumn] = &[
     column("ticks", "cpu ticks", Lower, "CPU time of the daemon, in ticks of a hundredth second"),
     column("wakes", "wakes", Lower, "how often a thread of the daemon was woken"),
     column("threads", "threads", Neither, "threads of the daemon"),
-    column("resident_kib", "resident KiB", Neither, "resident memory of the daemon"),
-    column("kib_per_device", "KiB/device", Lower, "the same for each device but the first"),
+    column("resident_kib", "resident KiB", Neither, "resident memory of the daemon's processes"),
+    column("group_kib", "cgroup KiB", Neither, "memory that the kernel charges to the daemon"),
+    column("group_kib_per_device", "cgroup KiB/device", Lower, "the same for each further device"),
+    column("kib_per_device", "KiB/device", Lower, "resident memory for each further device"),
     column("waited_share", "waited", Neither, "share of the run that the guest waited for its CPU"),
     column("worker_share", "worker", Neither, "share of this guest in the worker's time"),
 ];

@@ -1,6 +1,6 @@
 //! The results of an idle daemon: CPU time, memory and threads by its number of devices.
 
-use super::{Party, ReportCell, Sample};
+use super::{Party, Printed, ReportCell, Sample, print_heads, print_medians};
 use serde::Serialize;
 
 /// One daemon with this many devices, over some seconds in which nobody does anything.
@@ -16,10 +16,15 @@ pub(crate) struct IdleSample {
     pub(crate) wakes: f64,
     /// Threads.
     pub(crate) threads: f64,
-    /// Resident memory in KiB.
+    /// Resident memory of all its processes in KiB.
     pub(crate) resident_kib: f64,
     /// Resident memory in KiB of each further device: what one device takes is left out.
     pub(crate) kib_per_device: f64,
+    /// What the kernel charges to the memory cgroup of its processes, in KiB: also the kernel's own
+    /// memory for them. 0 where no such group can be made.
+    pub(crate) group_kib: f64,
+    /// The same for each further device.
+    pub(crate) group_kib_per_device: f64,
 }
 
 impl Sample for IdleSample {
@@ -47,6 +52,17 @@ impl IdleCell {
     }
 }
 
+const COLUMNS: &[Printed<IdleSample>] = &[
+    ("ready s", 9, 3, |s| s.ready_seconds),
+    ("connected s", 11, 3, |s| s.connect_seconds),
+    ("CPU ticks", 10, 0, |s| s.ticks),
+    ("wakes", 8, 0, |s| s.wakes),
+    ("threads", 8, 0, |s| s.threads),
+    ("resident KiB", 12, 0, |s| s.resident_kib),
+    ("KiB/device", 11, 1, |s| s.kib_per_device),
+    ("cgroup KiB/device", 17, 1, |s| s.group_kib_per_device),
+];
+
 impl ReportCell for IdleCell {
     type Sample = IdleSample;
 
@@ -59,31 +75,11 @@ impl ReportCell for IdleCell {
     }
 
     fn print_head(&self) {
-        println!(
-            "  {:<16} {:>9} {:>11} {:>10} {:>8} {:>8} {:>12} {:>11}",
-            "daemon with",
-            "ready s",
-            "connected s",
-            "CPU ticks",
-            "wakes",
-            "threads",
-            "resident KiB",
-            "KiB/device"
-        );
+        print_heads("daemon with     ", COLUMNS);
     }
 
     fn print_party(&self, party: &Party<IdleSample>) {
-        println!(
-            "  {:<16} {:>9.3} {:>11.3} {:>10.0} {:>8.0} {:>8.0} {:>12.0} {:>11.1}",
-            party.name,
-            party.median(|s| s.ready_seconds),
-            party.median(|s| s.connect_seconds),
-            party.median(|s| s.ticks),
-            party.median(|s| s.wakes),
-            party.median(|s| s.threads),
-            party.median(|s| s.resident_kib),
-            party.median(|s| s.kib_per_device),
-        );
+        print_medians(&format!("{:<16}", party.name), party, COLUMNS);
     }
 
     fn print_ratios(&self) {}

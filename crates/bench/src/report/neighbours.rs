@@ -1,6 +1,6 @@
 //! The results of the guests of one daemon, and the verdict on their shares.
 
-use super::{Party, ReportCell, Sample, Spread};
+use super::{Party, Printed, ReportCell, Sample, Spread, print_heads, print_medians};
 use serde::Serialize;
 
 /// Least that a guest may have of its fair share: the median of the rounds.
@@ -133,6 +133,16 @@ impl NeighbourCell {
     }
 }
 
+const COLUMNS: &[Printed<NeighbourSample>] = &[
+    ("per second", 10, 0, |s| s.rate),
+    ("p50 us", 8, 1, |s| s.p50_us),
+    ("p99 us", 8, 1, |s| s.p99_us),
+    ("max us", 8, 0, |s| s.max_us),
+    ("p99 by clock", 12, 1, |s| s.p99_clock_us),
+    ("waited %", 8, 1, |s| s.waited_share * 100.0),
+    ("worker %", 8, 1, |s| s.worker_share * 100.0),
+];
+
 impl ReportCell for NeighbourCell {
     type Sample = NeighbourSample;
 
@@ -145,31 +155,11 @@ impl ReportCell for NeighbourCell {
     }
 
     fn print_head(&self) {
-        println!(
-            "  {:<16} {:>10} {:>8} {:>8} {:>8} {:>12} {:>8} {:>8}",
-            "neighbours",
-            "per second",
-            "p50 us",
-            "p99 us",
-            "max us",
-            "p99 by clock",
-            "waited %",
-            "worker %"
-        );
+        print_heads("neighbours      ", COLUMNS);
     }
 
     fn print_party(&self, party: &Party<NeighbourSample>) {
-        println!(
-            "  {:<16} {:>10.0} {:>8.1} {:>8.1} {:>8.0} {:>12.1} {:>8.1} {:>8.1}",
-            party.name,
-            party.median(|s| s.rate),
-            party.median(|s| s.p50_us),
-            party.median(|s| s.p99_us),
-            party.median(|s| s.max_us),
-            party.median(|s| s.p99_clock_us),
-            party.median(|s| s.waited_share * 100.0),
-            party.median(|s| s.worker_share * 100.0),
-        );
+        print_medians(&format!("{:<16}", party.name), party, COLUMNS);
     }
 
     fn print_ratios(&self) {

@@ -1,6 +1,9 @@
 //! The results of a network scenario: the columns of the reference tables, and ratios.
 
-use super::{Distance, Party, Placed, ReportCell, Sample, Spread, print_distances, ratio};
+use super::{
+    Distance, Party, Placed, Printed, ReportCell, Sample, Spread, print_distances, print_heads,
+    print_medians, ratio,
+};
 use serde::Serialize;
 
 /// One run of one party.
@@ -140,6 +143,29 @@ fn against(one: &Party<NetSample>, peer: &Party<NetSample>) -> NetAgainst {
     }
 }
 
+impl NetCell {
+    fn columns(&self) -> Vec<Printed<NetSample>> {
+        let of_all: [Printed<NetSample>; 9] = [
+            (self.unit, 9, 0, |s| s.throughput),
+            ("cpu %", 6, 1, |s| s.cpu),
+            ("back-end", 8, 1, |s| s.backend_cpu),
+            ("normalized", 10, 0, NetSample::normalized),
+            ("avg size", 8, 0, |s| s.avg_pkt_size),
+            ("kicks/pkt", 9, 4, |s| s.kicks_per_packet),
+            ("calls/pkt", 9, 4, |s| s.calls_per_packet),
+            ("p50 us", 8, 1, |s| s.p50_us),
+            ("p99 us", 8, 1, |s| s.p99_us),
+        ];
+        let of_operations: [Printed<NetSample>; 3] = [
+            ("CPU us/op", 9, 3, |s| s.operation().cpu_us_per_op),
+            ("kicks/op", 8, 4, |s| s.operation().kicks_per_op),
+            ("calls/op", 8, 4, |s| s.operation().calls_per_op),
+        ];
+        let of_operations = of_operations.into_iter().filter(|_| self.has_operations());
+        of_all.into_iter().chain(of_operations).collect()
+    }
+}
+
 impl ReportCell for NetCell {
     type Sample = NetSample;
 
@@ -152,51 +178,12 @@ impl ReportCell for NetCell {
     }
 
     fn print_head(&self) {
-        print!(
-            "  {:<24} {:>8} {:>9} {:>6} {:>8} {:>10} {:>8} {:>9} {:>9} {:>8} {:>8}",
-            "party",
-            "sessions",
-            self.unit,
-            "cpu %",
-            "back-end",
-            "normalized",
-            "avg size",
-            "kicks/pkt",
-            "calls/pkt",
-            "p50 us",
-            "p99 us"
-        );
-        if self.has_operations() {
-            print!(" {:>9} {:>8} {:>8}", "CPU us/op", "kicks/op", "calls/op");
-        }
-        println!();
+        print_heads(&format!("{:<24} {:>8}", "party", "sessions"), &self.columns());
     }
 
     fn print_party(&self, party: &Party<NetSample>) {
-        print!(
-            "  {:<24} {:>8} {:>9.0} {:>6.1} {:>8.1} {:>10.0} {:>8.0} {:>9.4} {:>9.4} {:>8.1} \
-             {:>8.1}",
-            party.name,
-            self.sessions,
-            party.median(|s| s.throughput),
-            party.median(|s| s.cpu),
-            party.median(|s| s.backend_cpu),
-            party.median(NetSample::normalized),
-            party.median(|s| s.avg_pkt_size),
-            party.median(|s| s.kicks_per_packet),
-            party.median(|s| s.calls_per_packet),
-            party.median(|s| s.p50_us),
-            party.median(|s| s.p99_us),
-        );
-        if self.has_operations() {
-            print!(
-                " {:>9.3} {:>8.4} {:>8.4}",
-                party.median(|s| s.operation().cpu_us_per_op),
-                party.median(|s| s.operation().kicks_per_op),
-                party.median(|s| s.operation().calls_per_op),
-            );
-        }
-        println!();
+        let name = format!("{:<24} {:>8}", party.name, self.sessions);
+        print_medians(&name, party, &self.columns());
     }
 
     fn print_ratios(&self) {

@@ -1,7 +1,8 @@
 //! Many devices of one daemon, disks and networks in turn, and guests that only hold them.
 
 use crate::measure::Affinity;
-use crate::peer;
+use crate::peer::{self, Server};
+use std::ffi::OsString;
 use std::fmt::Write as _;
 use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
@@ -12,17 +13,40 @@ use std::process::{Child, Stdio};
 const DISK: (&str, &str) = ("blk", "null = '64G'");
 const NET: (&str, &str) = ("net", "null = true");
 
+/// Disks of eight queues, as a VMM makes them for eight CPUs: for a crowd of one kind.
+const DISK_OF_EIGHT: (&str, &str) = ("blk", "null = '64G'\nnum_queues = 8");
+
+/// What the devices of a crowd are.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Devices {
+    /// Disks of one queue and networks of one pair in turn.
+    #[default]
+    InTurn,
+    /// Disks of eight queues.
+    Disks,
+    /// Networks of one pair.
+    Networks,
+}
+
 /// The devices of a daemon, and where they lie.
 #[derive(Clone, Debug)]
 pub(super) struct CrowdDevices {
     folder: PathBuf,
     count: usize,
+    devices: Devices,
+    has_processes: bool,
 }
 
 impl CrowdDevices {
     /// `count` devices with their sockets in `folder`.
     pub(super) fn new(folder: &Path, count: usize) -> Self {
-        Self { folder: folder.to_path_buf(), count }
+        let (folder, devices) = (folder.to_path_buf(), Devices::default());
+        Self { folder, count, devices, has_processes: false }
+    }
+
+    /// Devices of one kind. `has_processes`: in the device process of their user, as by default.
+    pub(super) fn of(self, devices: Devices, has_processes: bool) -> Self {
+        Self { devices, has_processes, ..self }
     }
 
     /// How many there are.
@@ -46,15 +70,17 @@ impl CrowdDevices {
     }
 
     /// The daemon's configuration: its section, then the devices, of which `first` (the section and
-    /// its keys) may take the place of the first one. One process serves them all, whose CPU time,
-    /// memory and instructions are those of the daemon then.
+    /// its keys) may take the place of the first one. Without device processes one process serves
+    /// them all, whose CPU time, memory and instructions are those of the daemon then.
     pub(super) fn config(&self, daemon: &str, first: Option<(&str, &str)>) -> String {
         let control = self.control();
         let control = control.display();
-        let mut text = format!("[daemon]\ncontrol = '{control}'\ndomains = 'one'\n{daemon}\n");
+        let domains = if self.has_processes { "user" } else { "one" };
+        let mut text =
+            format!("[daemon]\ncontrol = '{control}'\ndomains = '{domains}'\n{daemon}\n");
         for index in 0..self.count {
             let own = first.filter(|_| index == 0);
-            let (kind, more) = own.unwrap_or(if is_disk(index) { DISK } else { NET });
+            let (kind, more) = own.unwrap_or(self.section(index));
             let (name, socket) = (name(index), self.socket(index));
             let socket = socket.display();
             let _ =
@@ -62,16 +88,43 @@ impl CrowdDevices {
         }
         text
     }
+
+    /// Starts their daemon with this configuration and more arguments.
+    pub(super) fn serve(
+        &self,
+        manyring: &Path,
+        config: &str,
+        extra: &[OsString],
+        affinity: &Affinity,
+    ) -> Result<Server, String> {
+        let file = self.folder.join("config");
+        std::fs::write(&file, config).map_err(|e| format!("{}: {e}", file.display()))?;
+        let own: [OsString; 4] =
+            ["run".into(), "--log-level=error".into(), "--config".into(), file.into()];
+        let arguments = [&own[..], extra].concat();
+        let server = Server::start(manyring, &arguments, &self.last_socket(), affinity);
+        server.map_err(|e| e.to_string())
+    }
+
+    fn section(&self, index: usize) -> (&'static str, &'static str) {
+        match self.devices {
+            Devices::Disks => DISK_OF_EIGHT,
+            _ if self.is_disk(index) => DISK,
+            _ => NET,
+        }
+    }
+
+    fn is_disk(&self, index: usize) -> bool {
+        match self.devices {
+            Devices::InTurn => index.is_multiple_of(2),
+            of => of == Devices::Disks,
+        }
+    }
 }
 
 /// The name of a device.
 pub(super) fn name(index: usize) -> String {
     format!("guest{index}")
-}
-
-/// Disks and networks in turn.
-fn is_disk(index: usize) -> bool {
-    index.is_multiple_of(2)
 }
 
 /// Guests that hold devices; they leave on drop.
@@ -88,8 +141,11 @@ impl Crowd {
         let program = std::env::current_exe().map_err(|e| e.to_string())?;
         let mut command = peer::apart(&program);
         command.args(["load", "crowd"]);
+        if devices.devices == Devices::Disks {
+            command.args(["--disk-queues", "8"]);
+        }
         for index in held {
-            command.arg(if is_disk(index) { "--disk" } else { "--net" });
+            command.arg(if devices.is_disk(index) { "--disk" } else { "--net" });
             command.arg(devices.socket(index));
         }
         command.stdin(Stdio::piped()).stdout(Stdio::piped());

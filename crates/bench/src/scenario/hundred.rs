@@ -100,7 +100,9 @@ fn run_once(
     busy: BusyGuest,
 ) -> Result<NetSample, String> {
     let manyring = peer::manyring(bench.args.manyring.as_deref()).map_err(|e| e.to_string())?;
-    let (server, _crowd) = start(bench, devices, &manyring, busy)?;
+    let config = devices.config("workers = 1", Some(busy.section()));
+    let server = devices.serve(&manyring, &config, &bench.args.extra, &bench.server)?;
+    let _crowd = Crowd::connect(devices, 1..devices.count(), &bench.client)?;
     let look = || NotificationCounts::ask(&manyring, &devices.control(), &name(0));
     let (counts, cpu) = (look()?, server.cpu_seconds());
     let socket = devices.socket(0);
@@ -124,25 +126,6 @@ fn run_once(
         },
         BusyGuest::Net(_) => sample,
     })
-}
-
-/// Starts the daemon, and connects guests to all devices but the first.
-fn start(
-    bench: &NetBench<'_>,
-    devices: &CrowdDevices,
-    manyring: &std::path::Path,
-    busy: BusyGuest,
-) -> Result<(Server, Crowd), String> {
-    let config = devices.socket(0).with_file_name("config");
-    let text = devices.config("workers = 1", Some(busy.section()));
-    std::fs::write(&config, text).map_err(|e| format!("{}: {e}", config.display()))?;
-    let mut arguments: Vec<std::ffi::OsString> =
-        vec!["run".into(), "--log-level=error".into(), "--config".into(), config.into()];
-    arguments.extend(bench.args.extra.iter().cloned());
-    let server = Server::start(manyring, &arguments, &devices.last_socket(), &bench.server);
-    let server = server.map_err(|e| e.to_string())?;
-    let crowd = Crowd::connect(devices, 1..devices.count(), &bench.client)?;
-    Ok((server, crowd))
 }
 
 /// Reads blocks as fast as they come: the sample, and how many they were.

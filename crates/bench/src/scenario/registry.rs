@@ -14,157 +14,72 @@ use crate::report::Found;
 use clap::{ArgMatches, Args, Command, FromArgMatches};
 use std::ffi::OsString;
 
-/// All scenarios, in the order of the guide.
-pub(crate) const ALL: &[&dyn Scenario] = &[
-    &Entry {
-        name: "null-blk",
-        about: "The way to a disk that costs nothing: one queue, then four against one",
-        needs: Needs::NOTHING,
-        cost: Cost { setup: 1.0, runs: 34.0, each: 0.3 },
-        only: Only::Cells,
-        run: null_blk::run,
-    },
-    &Entry {
-        name: "file-blk",
-        about: "A file, past the page cache and through it: what a back-end adds to its cost",
-        needs: Needs::NOTHING,
-        cost: Cost { setup: 20.0, runs: 30.0, each: 0.4 },
-        only: Only::Cells,
-        run: file_blk::run,
-    },
-    &Entry {
-        name: "nbd-blk",
-        about: "A disk of an NBD server, by one connection, by two and by four",
-        needs: Needs { is_root: false, programs: &[nbd_blk::NBDKIT] },
-        cost: Cost { setup: 1.0, runs: 15.0, each: 0.4 },
-        only: Only::Cells,
-        run: nbd_blk::run,
-    },
-    &Entry {
-        name: "guest-blk",
-        about: "A disk that costs nothing in guests of QEMU and UML, by each way of polling",
-        needs: Needs { is_root: false, programs: guest_blk::PROGRAMS },
-        cost: Cost { setup: 30.0, runs: 24.0, each: 0.6 },
-        only: Only::Cells,
-        run: guest_blk::run,
-    },
-    &Entry {
-        name: "null-net",
-        about: "64-byte frames to and from a port that ends nowhere, by 1, 2 and 4 queue pairs",
-        needs: Needs::NOTHING,
-        cost: Cost { setup: 1.0, runs: 20.0, each: 2.2 },
-        only: Only::Cells,
-        run: null_net::run,
-    },
-    &Entry {
-        name: "vm-to-vm",
-        about: "From guest to guest: 64 and 1518 bytes, split and packed rings, and 64 KiB",
-        needs: Needs::NOTHING,
-        cost: Cost { setup: 1.0, runs: 10.0, each: 0.7 },
-        only: Only::Cells,
-        run: vm_to_vm::run,
-    },
-    &Entry {
-        name: "zero-copy",
-        about: "A frame that a card reads in its sender's memory, against one that is copied",
-        needs: Needs { is_root: false, programs: zero_copy::PROGRAMS },
-        cost: Cost { setup: 12.0, runs: 2.0, each: 1.0 },
-        only: Only::Cells,
-        run: zero_copy::run,
-    },
-    &Entry {
-        name: "tap-small",
-        about: "Frames of 64 and 512 bytes to a tap: such as can be merged, and such as cannot",
-        needs: Needs::NAMESPACES,
-        cost: Cost { setup: 1.0, runs: 36.0, each: 0.5 },
-        only: Only::Cells,
-        run: tap_small::run,
-    },
-    &Entry {
-        name: "tap-stream",
-        about: "TCP through a tap, both ways; 1 to 8 streams by 1, 2 and 4 queue pairs",
-        needs: Needs { is_root: true, programs: &[netns::IP, tap_stream::IPERF3] },
-        cost: Cost { setup: 1.0, runs: 32.0, each: 1.5 },
-        only: Only::Cells,
-        run: tap_stream::run,
-    },
-    &Entry {
-        name: "tcp-rr",
-        about: "Requests and responses of 256 bytes through a tap, on 1 and on 100 connections",
-        needs: Needs::NAMESPACES,
-        cost: Cost { setup: 1.0, runs: 8.0, each: 1.0 },
-        only: Only::Cells,
-        run: tcp_rr::run,
-    },
-    &Entry {
-        name: "neighbours",
-        about: "Eight guests on one worker, two of which abuse it: what the other six have of it",
-        needs: Needs::NOTHING,
-        cost: Cost { setup: 1.0, runs: 8.0, each: 1.0 },
-        only: Only::Abusers,
-        run: neighbours::run,
-    },
-    &Entry {
-        name: "hundred",
-        about: "One busy guest beside 99 that are connected and idle, against the same guest alone",
-        needs: Needs::NOTHING,
-        cost: Cost { setup: 1.0, runs: 8.0, each: 0.6 },
-        only: Only::Cells,
-        run: hundred::run,
-    },
-    &Entry {
-        name: "idle",
-        about: "A daemon with 1, 10, 100 and 1000 devices while nobody does anything",
-        needs: Needs::NOTHING,
-        cost: Cost { setup: 0.0, runs: 4.0, each: 6.5 },
-        only: Only::Cells,
-        run: idle::run,
-    },
-    &Entry {
-        name: "blk-queues",
-        about: "1 to 16 queues of a null disk and of a file, as many requests in flight on all",
-        needs: Needs::NOTHING,
-        cost: Cost { setup: 5.0, runs: 20.0, each: 0.3 },
-        only: Only::Cells,
-        run: blk_queues::run,
-    },
-    &Entry {
-        name: "xen-blk-queues",
-        about: "A Xen disk by 1 to 16 queues, grants that stay mapped or not; beside virtio-blk",
-        needs: Needs::NOTHING,
-        cost: Cost { setup: 1.0, runs: 27.0, each: 0.3 },
-        only: Only::Cells,
-        run: xen_blk_queues::run,
-    },
-    &Entry {
-        name: "multiqueue",
-        about: "1 to 8 TCP streams by 1, 2 and 4 queue pairs, small and large messages, both ways",
-        needs: Needs::NAMESPACES,
-        cost: Cost { setup: 1.0, runs: 51.0, each: 1.8 },
-        only: Only::Cells,
-        run: multiqueue::run,
-    },
-    &Entry {
-        name: "tcp-ladder",
-        about: "Requests and responses with one policy after the other, against the bare path",
-        needs: Needs::NAMESPACES,
-        cost: Cost { setup: 1.0, runs: 22.0, each: 0.7 },
-        only: Only::Cells,
-        run: tcp_ladder::run,
-    },
-    &Entry {
-        name: "tcp-crr",
-        about: "A TCP connection for each request and response through a tap, 1 and 100 at a time",
-        needs: Needs::NAMESPACES,
-        cost: Cost { setup: 1.0, runs: 4.0, each: 0.7 },
-        only: Only::Cells,
-        run: tcp_crr::run,
-    },
-];
+/// Makes the table, of rows that say: the module and the name, what the scenario needs, its cost
+/// (before the first round, runs of a round, seconds of each), what `--only` selects; its purpose.
+macro_rules! scenarios {
+    ($($module:ident $name:literal, $needs:expr, $setup:literal + $runs:literal x $each:literal,
+       $only:ident: $about:literal;)*) => {
+        /// All scenarios, in the order of the guide.
+        pub(crate) const ALL: &[&dyn Scenario] = &[$(&Entry {
+            facts: Facts {
+                name: $name,
+                about: $about,
+                needs: $needs,
+                cost: Cost { setup: $setup, runs: $runs, each: $each },
+                only: Only::$only,
+            },
+            run: $module::run,
+        },)*];
+    };
+}
+
+scenarios! {
+    null_blk "null-blk", Needs::NOTHING, 1.0 + 34.0 x 0.3, Cells:
+        "The way to a disk that costs nothing: one queue, then four against one";
+    file_blk "file-blk", Needs::NOTHING, 20.0 + 30.0 x 0.4, Cells:
+        "A file, past the page cache and through it: what a back-end adds to its cost";
+    nbd_blk "nbd-blk",
+        Needs { is_root: false, programs: &[nbd_blk::NBDKIT] }, 1.0 + 15.0 x 0.4, Cells:
+        "A disk of an NBD server, by one connection, by two and by four";
+    guest_blk "guest-blk",
+        Needs { is_root: false, programs: guest_blk::PROGRAMS }, 30.0 + 24.0 x 0.6, Cells:
+        "A disk that costs nothing in guests of QEMU and UML, by each way of polling";
+    null_net "null-net", Needs::NOTHING, 1.0 + 20.0 x 2.2, Cells:
+        "64-byte frames to and from a port that ends nowhere, by 1, 2 and 4 queue pairs";
+    vm_to_vm "vm-to-vm", Needs::NOTHING, 1.0 + 10.0 x 0.7, Cells:
+        "From guest to guest: 64 and 1518 bytes, split and packed rings, and 64 KiB";
+    zero_copy "zero-copy",
+        Needs { is_root: false, programs: zero_copy::PROGRAMS }, 12.0 + 2.0 x 1.0, Cells:
+        "A frame that a card reads in its sender's memory, against one that is copied";
+    tap_small "tap-small", Needs::NAMESPACES, 1.0 + 36.0 x 0.5, Cells:
+        "Frames of 64 and 512 bytes to a tap: such as can be merged, and such as cannot";
+    tap_stream "tap-stream",
+        Needs { is_root: true, programs: &[netns::IP, tap_stream::IPERF3] },
+        1.0 + 32.0 x 1.5, Cells:
+        "TCP through a tap, both ways; 1 to 8 streams by 1, 2 and 4 queue pairs";
+    tcp_rr "tcp-rr", Needs::NAMESPACES, 1.0 + 8.0 x 1.0, Cells:
+        "Requests and responses of 256 bytes through a tap, on 1 and on 100 connections";
+    neighbours "neighbours", Needs::NOTHING, 1.0 + 8.0 x 1.0, Abusers:
+        "Eight guests on one worker, two of which abuse it: what the other six have of it";
+    hundred "hundred", Needs::NOTHING, 1.0 + 8.0 x 0.6, Cells:
+        "One busy guest beside 99 that are connected and idle, against the same guest alone";
+    idle "idle", Needs::NOTHING, 36.0 + 4.0 x 6.5, Cells:
+        "Daemons of 1 to 1000 devices while nobody does anything; the memory of a device";
+    blk_queues "blk-queues", Needs::NOTHING, 5.0 + 20.0 x 0.3, Cells:
+        "1 to 16 queues of a null disk and of a file, as many requests in flight on all";
+    xen_blk_queues "xen-blk-queues", Needs::NOTHING, 1.0 + 27.0 x 0.3, Cells:
+        "A Xen disk by 1 to 16 queues, grants that stay mapped or not; beside virtio-blk";
+    multiqueue "multiqueue", Needs::NAMESPACES, 1.0 + 51.0 x 1.8, Cells:
+        "1 to 8 TCP streams by 1, 2 and 4 queue pairs, small and large messages, both ways";
+    tcp_ladder "tcp-ladder", Needs::NAMESPACES, 1.0 + 22.0 x 0.7, Cells:
+        "Requests and responses with one policy after the other, against the bare path";
+    tcp_crr "tcp-crr", Needs::NAMESPACES, 1.0 + 4.0 x 0.7, Cells:
+        "A TCP connection for each request and response through a tap, 1 and 100 at a time";
+}
 
 /// The scenario of this name.
 pub(crate) fn find(name: &str) -> Option<&'static dyn Scenario> {
-    ALL.iter().copied().find(|scenario| scenario.name() == name)
+    ALL.iter().copied().find(|scenario| scenario.facts().name == name)
 }
 
 /// The requirements of a scenario. Peers are not among them: a missing one is left out.
@@ -206,14 +121,20 @@ pub(crate) enum Only {
     Abusers,
 }
 
+/// The row of a scenario.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Facts {
+    pub(crate) name: &'static str,
+    /// The purpose of the scenario, in a sentence.
+    pub(crate) about: &'static str,
+    pub(crate) needs: Needs,
+    pub(crate) cost: Cost,
+    pub(crate) only: Only,
+}
+
 /// A scenario, whatever its arguments and its cells are.
 pub(crate) trait Scenario: Sync {
-    fn name(&self) -> &'static str;
-    /// The purpose of the scenario, in a sentence.
-    fn about(&self) -> &'static str;
-    fn needs(&self) -> Needs;
-    fn cost(&self) -> Cost;
-    fn only(&self) -> Only;
+    fn facts(&self) -> Facts;
     /// The command of this scenario, with all its options.
     fn command(&self) -> Command;
     /// Runs it as its command line says.
@@ -222,41 +143,21 @@ pub(crate) trait Scenario: Sync {
 
 /// An entry of the table: arguments `A` and report `R` are those of its function.
 struct Entry<A, R> {
-    name: &'static str,
-    about: &'static str,
-    needs: Needs,
-    cost: Cost,
-    only: Only,
+    facts: Facts,
     run: fn(&A) -> Result<R, String>,
 }
 
 impl<A: Args + FromArgMatches, R: Found + 'static> Scenario for Entry<A, R> {
-    fn name(&self) -> &'static str {
-        self.name
-    }
-
-    fn about(&self) -> &'static str {
-        self.about
-    }
-
-    fn needs(&self) -> Needs {
-        self.needs
-    }
-
-    fn cost(&self) -> Cost {
-        self.cost
-    }
-
-    fn only(&self) -> Only {
-        self.only
+    fn facts(&self) -> Facts {
+        self.facts
     }
 
     fn command(&self) -> Command {
-        A::augment_args(Command::new(self.name)).about(self.about)
+        A::augment_args(Command::new(self.facts.name)).about(self.facts.about)
     }
 
     fn run(&self, matches: &ArgMatches) -> Result<Box<dyn Found>, String> {
-        if let Some(missing) = self.needs.missing() {
+        if let Some(missing) = self.facts.needs.missing() {
             return Err(missing);
         }
         let args = A::from_arg_matches(matches).map_err(|error| error.to_string())?;
@@ -269,7 +170,7 @@ pub(crate) fn run_words(
     scenario: &dyn Scenario,
     words: &[OsString],
 ) -> Result<Box<dyn Found>, String> {
-    let all = std::iter::once(OsString::from(scenario.name())).chain(words.iter().cloned());
+    let all = std::iter::once(OsString::from(scenario.facts().name)).chain(words.iter().cloned());
     let matches = scenario.command().try_get_matches_from(all).map_err(|e| e.to_string())?;
     scenario.run(&matches)
 }
@@ -290,10 +191,10 @@ pub(crate) fn run_alone(scenario: &dyn Scenario, matches: &ArgMatches) -> Result
 /// The lines of `list`: name, sentence, what it needs, about how long.
 pub(crate) fn list() -> String {
     let line = |scenario: &&dyn Scenario| {
-        let time = scenario.cost().seconds(plan::ROUNDS, SECONDS);
-        let (needs, time) = (scenario.needs().words(), plan::about(time));
+        let Facts { name, about, needs, cost, .. } = scenario.facts();
+        let (needs, time) = (needs.words(), plan::about(cost.seconds(plan::ROUNDS, SECONDS)));
         let needs = if needs.is_empty() { needs } else { format!("; needs {needs}") };
-        format!("{:<14} {} (about {time}{needs})\n", scenario.name(), scenario.about())
+        format!("{name:<14} {about} (about {time}{needs})\n")
     };
     ALL.iter().map(line).collect()
 }
@@ -305,15 +206,15 @@ mod tests {
 
     #[test]
     fn every_scenario_has_a_name_of_its_own_and_a_command_that_takes_the_options_of_all() {
-        let names: BTreeSet<_> = ALL.iter().map(|scenario| scenario.name()).collect();
+        let names: BTreeSet<_> = ALL.iter().map(|scenario| scenario.facts().name).collect();
         assert_eq!(names.len(), ALL.len());
         for scenario in ALL {
             scenario.command().debug_assert();
-            let words = [scenario.name(), "--smoke", "--rounds=2", "--against=fio"];
+            let words = [scenario.facts().name, "--smoke", "--rounds=2", "--against=fio"];
             let matches = scenario.command().try_get_matches_from(words).unwrap();
             let args = ScenarioArgs::from_arg_matches(&matches).unwrap();
-            assert!(args.smoke, "{}", scenario.name());
-            assert!(scenario.cost().seconds(1, 0.5) > 0.0);
+            assert!(args.smoke, "{}", scenario.facts().name);
+            assert!(scenario.facts().cost.seconds(1, 0.5) > 0.0);
         }
     }
 
@@ -322,15 +223,15 @@ mod tests {
         let list = list();
         for scenario in ALL {
             let mut lines = list.lines();
-            let line = lines.find(|line| line.starts_with(scenario.name())).unwrap();
-            assert!(line.contains(scenario.about()) && line.contains("(about "), "{line}");
+            let line = lines.find(|line| line.starts_with(scenario.facts().name)).unwrap();
+            assert!(line.contains(scenario.facts().about) && line.contains("(about "), "{line}");
         }
         assert!(list.contains("needs root, iproute2, iperf3"), "{list}");
     }
 
     #[test]
     fn all_scenarios_fit_into_the_time_with_three_rounds_at_least() {
-        let costs: Vec<Cost> = ALL.iter().map(|scenario| scenario.cost()).collect();
+        let costs: Vec<Cost> = ALL.iter().map(|scenario| scenario.facts().cost).collect();
         let rounds = plan::rounds(&costs, SECONDS, plan::BUDGET);
         assert!(rounds >= 3, "the time is enough for {rounds} rounds");
     }
