@@ -14,14 +14,15 @@
 //! diff.rs              the steps that a change of the plan takes for each device
 //! explain.rs           rewords errors of the TOML parser for users
 //! ```
-//! A key is added in `tables.rs`, with its class, which says what a change of the key costs a
-//! guest, and with its numbers; it is resolved in `plan/`. Begin with `tables.rs` and `plan.rs`.
+//! A key is added in `raw.rs`, with its class, which says what a change of the key costs a guest,
+//! and with its numbers; it is resolved in `plan/`, to a field of the device's options if the
+//! device has it.
 //!
 //! ```
 //! let plan = manyring_config::parse(
 //!     "[[blk]]\nname = \"disk\"\nsocket_path = \"/run/disk\"\nnull = \"1G\"\n",
 //! );
-//! assert_eq!(plan?.blk[0].num_queues, 8);
+//! assert_eq!(plan?.blk[0].options.num_queues, 8);
 //! let wrong = manyring_config::parse("[[blk]]\nname = \"disk\"\nsize = 3\n");
 //! assert!(wrong.is_err_and(|error| error.contains("size")));
 //! # Ok::<(), String>(())

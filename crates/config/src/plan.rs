@@ -8,7 +8,6 @@ mod domain;
 mod fault;
 mod format;
 pub mod limit;
-mod moderation;
 mod nbd;
 mod net;
 mod on_full;
@@ -32,7 +31,6 @@ pub use daemon::{DaemonPlan, Domains};
 pub use domain::{ANY_USER, SWITCH, XEN, domain_of_switch};
 pub use format::{Format, HelperPlan, helped};
 pub use limit::{GroupPlan, LimitPlan};
-pub use moderation::ModerationPlan;
 pub use nbd::NbdPlan;
 pub use net::{NetPlan, PortKind, PortPlan, mac_text};
 pub use paths::unexpanded;
@@ -47,7 +45,7 @@ pub use xen::{STATE_DIR, XenBlkPlan, XenPlan};
 use super::limit_keys::Of;
 pub use super::tables::class_of;
 use super::tables::{RawConfig, RawDaemon, RawSize, RawSocket};
-use manyring_engine::Pins;
+use manyring_engine::{Moderation, NoModeration, Pins};
 use manyring_protocol::spec::{DeviceSpec, FrontEndSpec, KindSpec};
 use manyring_transport::vhost_user::PATH_LEN_MAX;
 use serde::Serialize;
@@ -100,15 +98,9 @@ pub struct DevicePlan {
     /// worker that the balancer chooses.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub queue_workers: Vec<usize>,
-    /// How interrupts for the guest are held back.
-    pub moderation: ModerationPlan,
-    /// Seconds from connecting to the front-end's first message.
-    pub handshake_timeout: u64,
-    /// Guest memory may lie in files on a local disk.
-    pub memory_on_disk: bool,
-    /// Bytes of guest memory at most, if the operator has set that.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub memory_max: Option<u64>,
+    /// The bounds of its front-ends, in whichever process they are served.
+    #[serde(flatten)]
+    pub front_end: FrontEndSpec,
     /// The rates that the device may use.
     #[serde(skip_serializing_if = "LimitPlan::is_none")]
     pub limit: LimitPlan,
@@ -250,40 +242,25 @@ impl Plan {
 impl DevicePlan {
     /// Makes the description of the device that the supervisor sends to a device process.
     pub fn spec(&self, kind: KindSpec) -> DeviceSpec {
-        let number = |worker: &usize| u16::try_from(*worker).unwrap_or(u16::MAX);
-        let queue_workers = self.queue_workers.iter().map(number).collect();
-        DeviceSpec { front_end: self.front_end(), queue_workers, kind }
-    }
-
-    /// The bounds of the device's front-ends. They are the same in the supervisor and in a device
-    /// process.
-    pub fn front_end(&self) -> FrontEndSpec {
         let Self {
-            handshake_timeout,
-            memory_on_disk,
-            memory_max,
-            // `BlkSettings` and `NetSettings` have the moderation.
-            moderation: _,
+            front_end,
+            queue_workers,
             // Each message has the name of its device.
             name: _,
             // The supervisor listens or connects, hands connections to the device process, and ends
             // a one-off device when its first session ends.
             socket: _,
             one_off: _,
-            // `DeviceSpec` has the workers.
-            queue_workers: _,
-            // Limits change while the device is served, so they have a message of their own.
+            // Messages of their own: a limit changes while the device is served.
             limit: _,
             // Only the supervisor needs to know who added the device and which process serves it.
             place: _,
             domain: _,
             owner: _,
         } = self;
-        FrontEndSpec {
-            handshake_timeout: *handshake_timeout,
-            memory_on_disk: *memory_on_disk,
-            memory_max: *memory_max,
-        }
+        let number = |worker: &usize| u16::try_from(*worker).unwrap_or(u16::MAX);
+        let queue_workers = queue_workers.iter().map(number).collect();
+        DeviceSpec { front_end: *front_end, queue_workers, kind }
     }
 
     /// Resolves the keys that devices of all kinds have. The caller has checked `name`.
@@ -291,10 +268,9 @@ impl DevicePlan {
         name: String,
         place: Place,
         raw: RawSocket,
-        (queue_workers, moderation, limit): (Vec<usize>, Option<&str>, LimitPlan),
+        queue_workers: Vec<usize>,
+        limit: LimitPlan,
     ) -> Result<Self, PlanError> {
-        let handshake_timeout = raw.handshake_timeout.unwrap_or(10);
-        let moderation = ModerationPlan::new(moderation, &place)?;
         let memory_max = match &raw.memory_max {
             None => None,
             Some(RawSize(text)) => match parse_size(text) {
@@ -310,13 +286,14 @@ impl DevicePlan {
         Ok(Self {
             name,
             one_off: raw.one_off,
-            memory_max,
-            memory_on_disk: raw.memory_on_disk,
+            front_end: FrontEndSpec {
+                handshake_timeout: raw.handshake_timeout.unwrap_or(10),
+                memory_on_disk: raw.memory_on_disk,
+                memory_max,
+            },
             socket: SocketPlan::new(raw, &place)?,
             place,
             queue_workers,
-            moderation,
-            handshake_timeout,
             limit,
             domain: None,
             owner: None,
@@ -362,7 +339,13 @@ fn cache(raw: Option<&str>, place: &Place) -> Result<bool, PlanError> {
     }
 }
 
-/// Checks the logical block size, if the operator has chosen one.
+/// How the notifications to a guest are held back.
+fn moderation(raw: Option<&str>, place: &Place) -> Result<Moderation, PlanError> {
+    let parsed = raw.unwrap_or("off").parse();
+    parsed.or_else(|error: NoModeration| place.error("moderation", error.to_string()))
+}
+
+/// The logical block size that the guest is told, if the operator has chosen one.
 fn logical_block_size(raw: Option<u32>, place: &Place) -> Result<Option<u32>, PlanError> {
     match raw {
         None | Some(512 | 4096) => Ok(raw),
@@ -406,7 +389,7 @@ mod tests {
     #[test]
     fn a_short_file_gets_its_defaults() {
         let plan = plan("[[blk]]\nname = 'a'\nsocket_path = '/s'\nnull = '1G'\n").unwrap();
-        assert_eq!((plan.blk[0].num_queues, plan.blk[0].queue_size), (8, 128));
+        assert_eq!((plan.blk[0].options.num_queues, plan.blk[0].options.queue_size), (8, 128));
         assert!(matches!(plan.blk[0].disk, DiskPlan::Null { size: 0x4000_0000 }));
     }
 

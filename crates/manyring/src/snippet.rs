@@ -99,8 +99,8 @@ fn of_blk(blk: &BlkPlan, args: &SnippetArgs) -> Result<Wanted, String> {
         name: blk.device.name.clone(),
         socket,
         client,
-        queues: num_queues(args, blk.num_queues)?.unwrap_or(blk.num_queues),
-        kind: Kind::Blk { queue_size: blk.queue_size },
+        queues: num_queues(args, blk.options.num_queues)?.unwrap_or(blk.options.num_queues),
+        kind: Kind::Blk { queue_size: blk.options.queue_size },
         qemu: qemu::version(args)?,
     })
 }
@@ -114,8 +114,8 @@ fn of_net(net: &NetPlan, args: &SnippetArgs) -> Result<Wanted, String> {
         name: net.device.name.clone(),
         socket,
         client,
-        queues: queue_pairs(args, net.queue_pairs)?.unwrap_or(net.queue_pairs),
-        kind: Kind::Net { mac: net.mac.or(made), mtu: net.mtu },
+        queues: queue_pairs(args, net.options.queue_pairs)?.unwrap_or(net.options.queue_pairs),
+        kind: Kind::Net { mac: net.mac.or(made), mtu: net.options.mtu },
         qemu: qemu::version(args)?,
     })
 }

@@ -1,5 +1,7 @@
-//! The messages between the supervisor and a device process, as plain values without I/O. The crate
-//! depends on neither the configuration, the supervisor, nor the code that serves devices.
+//! What the supervisor and a device process say to each other: plain values, without I/O.
+//!
+//! Nothing here uses the configuration or the supervisor. The options of a device are the device's
+//! own types, which are values too.
 //!
 //! ```text
 //! supervisor                                             device process

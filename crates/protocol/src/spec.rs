@@ -1,12 +1,15 @@
 //! `DeviceSpec`: the description of a device for the process that serves it, each value resolved.
 //!
-//! The supervisor makes a spec from its plan (`config/plan`), and the device process makes options
-//! from the spec (`assemble/options.rs`). Both destructure these structs without `..`: if one of
-//! them forgets a new field, it does not compile. A spec has no value that only the supervisor
-//! uses: no path, no socket, no address, no name of an interface. Limits and the state of an
-//! interface change while a device is served, so they have messages of their own.
+//! The options of a device are the device's own type, in the plan, in a spec and where the device
+//! is made: a value cannot be lost on its way. Whoever makes or takes apart a spec names each of
+//! its fields, without `..`: a field that is forgotten does not compile. A spec has nothing that
+//! only the supervisor uses: no path, no socket, no address, no name of an interface. Limits and
+//! the state of an interface are messages of their own, since they change.
 
 use super::nbd::NbdSpec;
+use manyring_device::blk::BlkOptions;
+use manyring_device::blk::blkif::XenBlkOptions;
+use manyring_device::net::{MacAddress, NetOptions};
 use serde::{Deserialize, Serialize};
 
 /// The longest spec as JSON, in bytes. The only fields without a fixed size are the serial, the
@@ -34,7 +37,8 @@ pub struct FrontEndSpec {
     pub handshake_timeout: u64,
     /// Guest memory may lie in files on a local disk.
     pub memory_on_disk: bool,
-    /// The most bytes of guest memory; `None`: the bound that holds for every session.
+    /// Bytes of guest memory at most; `None`: as many as any session may have.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub memory_max: Option<u64>,
 }
 
@@ -55,7 +59,9 @@ pub struct BlkSpec {
     /// The backend that holds its blocks.
     pub disk: DiskSpec,
     /// How it is served.
-    pub settings: BlkSettings,
+    pub options: BlkOptions,
+    /// What goes wrong, to test guests.
+    pub fault: Option<DiskFaultSpec>,
 }
 
 /// The backend of a disk.
@@ -84,30 +90,6 @@ pub enum DiskSpec {
     Nbd(NbdSpec),
 }
 
-/// How a block device is served, and what its guest is told.
-#[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
-#[serde(deny_unknown_fields)]
-pub struct BlkSettings {
-    /// Request queues.
-    pub num_queues: usize,
-    /// The number of ring entries from which the limit of segments per request is derived.
-    pub queue_size: u16,
-    /// The device id string.
-    pub serial: String,
-    /// The guest may not write.
-    pub read_only: bool,
-    /// Writes are durable when the guest flushes, not when they are answered.
-    pub writeback: bool,
-    /// Bytes of a sector of the guest; `None`: as the disk has them.
-    pub logical_block_size: Option<u32>,
-    /// Whether writes wait or fail while the host has no space for them.
-    pub on_full: OnFullSpec,
-    /// How interrupts are held back.
-    pub moderation: ModerationSpec,
-    /// The faults that the device makes on purpose, to test guests.
-    pub fault: Option<DiskFaultSpec>,
-}
-
 /// A network device.
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
 #[serde(deny_unknown_fields)]
@@ -117,8 +99,12 @@ pub struct NetSpec {
     /// Its frames are captured. The last descriptor of the message is then a pipe to the
     /// supervisor, which writes the file.
     pub captures: bool,
-    /// How it is served.
-    pub settings: NetSettings,
+    /// MAC address of the guest, as it is now.
+    pub mac: MacAddress,
+    /// How it is served, with the MTU as it is now.
+    pub options: NetOptions,
+    /// What goes wrong, to test guests.
+    pub fault: Option<NetFaultSpec>,
 }
 
 /// The port of a network device.
@@ -142,30 +128,6 @@ pub enum PortSpec {
     Xdp,
 }
 
-/// How a network device is served, and what its guest is told.
-#[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
-#[serde(deny_unknown_fields)]
-pub struct NetSettings {
-    /// Queue pairs.
-    pub queue_pairs: usize,
-    /// MAC address of the guest, as it is now.
-    pub mac: [u8; 6],
-    /// MTU that the guest is told, as it is now.
-    pub mtu: Option<u16>,
-    /// Speed that the guest is told, in Mbit/s.
-    pub speed: Option<u32>,
-    /// How interrupts are held back.
-    pub moderation: ModerationSpec,
-    /// When the buffers of sent frames go back.
-    pub reclaim: ReclaimSpec,
-    /// The offloads that guest and host may use.
-    pub offload: OffloadSpec,
-    /// The guest is offered to get the hash of each frame (`VIRTIO_NET_F_HASH_REPORT`).
-    pub hash_report: bool,
-    /// The faults that the device makes on purpose, to test guests.
-    pub fault: Option<NetFaultSpec>,
-}
-
 /// The disk of a Xen guest.
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
 #[serde(deny_unknown_fields)]
@@ -173,90 +135,12 @@ pub struct XenBlkSpec {
     /// The backend that holds its blocks.
     pub disk: DiskSpec,
     /// How it is served.
-    pub settings: XenBlkSettings,
-}
-
-/// How the disk of a Xen guest is served, and what the guest is offered.
-#[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
-#[serde(deny_unknown_fields)]
-pub struct XenBlkSettings {
-    /// Queues that a front-end may have at most.
-    pub num_queues: usize,
-    /// The tool stack lets the guest only read.
-    pub read_only: bool,
-    /// Writes are durable when the guest flushes, not when they are answered.
-    pub writeback: bool,
-    /// Bytes of a sector of the guest; `None`: as the disk has them.
-    pub logical_block_size: Option<u32>,
-    /// Whether writes wait or fail while the host has no space for them.
-    pub on_full: OnFullSpec,
-    /// Operator and tool stack allow discards: they are offered if the disk supports them.
-    pub discard: bool,
-    /// Write barriers are offered.
-    pub barrier: bool,
-    /// Persistent grants are offered: a grant stays mapped after its request.
-    pub persistent: bool,
-    /// Grants of a queue that stay mapped, at most.
-    pub persistent_max: u32,
-    /// Segments of an indirect request at most; 0: such requests are not offered.
-    pub indirect_segments_max: u16,
-    /// The largest ring, as log2 of its number of pages.
-    pub ring_page_order_max: u32,
-    /// How notifications are held back.
-    pub moderation: ModerationSpec,
-    /// The faults that the device makes on purpose, to test guests.
+    pub options: XenBlkOptions,
+    /// What goes wrong, to test guests.
     pub fault: Option<DiskFaultSpec>,
 }
 
-/// Whether writes wait or fail while the host has no space for them.
-#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case", deny_unknown_fields)]
-pub enum OnFullSpec {
-    /// They wait until there is space.
-    Wait,
-    /// The guest gets an I/O error.
-    Report,
-}
-
-/// How the notifications to a guest are held back.
-#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case", deny_unknown_fields)]
-pub enum ModerationSpec {
-    /// Each completion notifies the guest, unless the driver suppresses it.
-    Off,
-    /// A notification is held back until `count_max` completions are there, or `delay_us_max` has
-    /// passed since the first of them.
-    Fixed {
-        /// Requests or frames.
-        count_max: u32,
-        /// Microseconds.
-        delay_us_max: u32,
-    },
-}
-
-/// When the buffers of sent frames go back to the guest.
-#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case", deny_unknown_fields)]
-pub enum ReclaimSpec {
-    /// At once.
-    Off,
-    /// In groups, where the guest then sends longer frames.
-    Auto,
-}
-
-/// The offloads that guest and host may use: the work that one side leaves to the other.
-#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case", deny_unknown_fields)]
-pub enum OffloadSpec {
-    /// Checksums and segmentation.
-    All,
-    /// Checksums alone.
-    Csum,
-    /// No offloads.
-    None,
-}
-
-/// The faults that a disk makes on purpose, to test guests; 0: never.
+/// What goes wrong with a disk, to test guests; 0: never.
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct DiskFaultSpec {

@@ -4,7 +4,7 @@ mod capture;
 pub mod disk;
 mod helper_walls;
 pub mod look;
-pub mod options;
+pub(crate) mod options;
 pub(crate) mod port;
 mod qemu_helper;
 mod qmp_monitor;
@@ -213,7 +213,7 @@ pub fn served(plan: &DevicePlan) -> Result<Served, AssembleError> {
             }
         }
     };
-    let options = options::of_front_end(&plan.front_end());
+    let options = options::of_front_end(&plan.front_end);
     let options = ServeOptions { one_off: plan.one_off, ..options };
     Ok(Served { endpoint, options, at })
 }

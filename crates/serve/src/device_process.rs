@@ -29,7 +29,8 @@ use grant::DeviceGrant;
 use groups::ProcessGroups;
 use manyring_backend::sys::starter::ThreadRole;
 use manyring_config::plan::DaemonPlan;
-use manyring_device::net::NetDevice;
+use manyring_device::blk::BlkOptions;
+use manyring_device::net::{NetDevice, NetOptions};
 use manyring_engine::{Janitor, Pins, Pool, PoolOptions, aside};
 use manyring_protocol::message::{self, Command, GroupRates, LimitRates, PortFilter, Report};
 use manyring_protocol::spec::{BlkSpec, DeviceSpec, KindSpec, NetSpec};
@@ -427,11 +428,13 @@ fn made(
 ) -> (Here, Option<Arc<NetDevice>>) {
     let shown = (String::new(), "process");
     match (kind, opened) {
-        (KindSpec::Blk(BlkSpec { settings, .. }), Opened::Disk(disk, _)) => {
-            (Here::blk(options::of_blk(name, settings), disk, pool, shown), None)
+        (KindSpec::Blk(BlkSpec { options, .. }), Opened::Disk(disk, _)) => {
+            let options = BlkOptions { name: name.to_owned(), ..options.clone() };
+            (Here::blk(options, disk, pool, shown), None)
         }
-        (KindSpec::Net(NetSpec { settings, .. }), Opened::Port(port, ..)) => {
-            let (here, net) = Here::net(options::of_net(name, settings), port, pool, shown);
+        (KindSpec::Net(NetSpec { options, .. }), Opened::Port(port, mac, _)) => {
+            let options = NetOptions { name: name.to_owned(), mac, ..options.clone() };
+            let (here, net) = Here::net(options, port, pool, shown);
             (here, Some(net))
         }
         _ => unreachable!("a disk is opened for a block device, a port for a network device"),

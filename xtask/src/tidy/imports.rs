@@ -15,7 +15,7 @@ pub(super) const TABLE: &[Row] = &[
     ("engine", &["memory", "queue", "backend"], &[]),
     ("device", &["wire", "memory", "queue", "backend", "engine"], &["driver"]),
     ("transport", &["wire", "memory", "queue", "engine", "device"], &[]),
-    ("protocol", &[], &[]),
+    ("protocol", &["device"], &[]),
     ("config", &["transport", "device", "engine", "backend", "nbd", "protocol"], &[]),
     (
         "serve",

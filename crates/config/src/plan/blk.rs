@@ -2,15 +2,14 @@
 
 use super::{
     DevicePlan, Format, HelperPlan, LimitPlan, NbdPlan, Pinned, Place, PlanError, Source, cache,
-    device_place, logical_block_size, on_full, pins, size,
+    device_place, logical_block_size, moderation, on_full, pins, size,
 };
 use crate::limit_keys::Of;
 use crate::numbers;
 use crate::tables::{RawBlk, RawSize};
+use manyring_device::blk::BlkOptions;
 use manyring_protocol::nbd::{ExportSpec, NbdSpec, NbdTarget};
-use manyring_protocol::spec::{
-    BlkSettings, BlkSpec, DeviceSpec, DiskFaultSpec, DiskSpec, KindSpec, OnFullSpec,
-};
+use manyring_protocol::spec::{BlkSpec, DeviceSpec, DiskFaultSpec, DiskSpec, KindSpec};
 use serde::Serialize;
 use std::path::{Path, PathBuf};
 
@@ -25,21 +24,9 @@ pub struct BlkPlan {
     pub device: DevicePlan,
     /// The image, memory or server that holds the disk's bytes.
     pub disk: DiskPlan,
-    /// The guest may not write.
-    pub read_only: bool,
-    /// The logical block size in bytes; `None`: that of the disk.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub logical_block_size: Option<u32>,
-    /// Request queues.
-    pub num_queues: usize,
-    /// Descriptors of a queue, a power of two.
-    pub queue_size: u16,
-    /// The serial number that the guest reads, at most 20 bytes.
-    pub serial: String,
-    /// A write completes when it is in the host's cache, and is durable after the guest's flush.
-    pub writeback: bool,
-    /// Whether a write waits or fails while the host has no room for it.
-    pub on_full: OnFullSpec,
+    /// How it is served, in whichever process.
+    #[serde(flatten)]
+    pub options: BlkOptions,
     /// The faults that the device makes on purpose, to test guests.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub fault: Option<DiskFaultSpec>,
@@ -122,57 +109,29 @@ impl BlkPlan {
         let disk = DiskPlan::new(&raw, &place)?.in_blocks(logical_block_size, &place)?;
         let queue_workers = pins::queue_workers(raw.queue_workers.as_deref(), num_queues, &place)?;
         let limit = LimitPlan::new(raw.limit.as_ref(), Of::Disk, &place)?;
-        let served = (queue_workers, raw.moderation.as_deref(), limit);
-        let device = DevicePlan::new(name, place, raw.socket(), served)?.within(raw.domain)?;
-        let blk = Self {
-            disk,
-            read_only: raw.read_only,
-            logical_block_size,
+        let options = BlkOptions {
+            name: name.clone(),
             num_queues,
             queue_size,
             serial,
+            read_only: raw.read_only,
             writeback,
+            logical_block_size,
             on_full,
-            fault: raw.fault.map(Into::into),
-            device,
+            moderation: moderation(raw.moderation.as_deref(), &place)?,
         };
-        Ok(blk)
+        let device = DevicePlan::new(name, place, raw.socket(), queue_workers, limit)?;
+        let device = device.within(raw.domain)?;
+        Ok(Self { disk, options, fault: raw.fault.map(Into::into), device })
     }
 
     /// Makes the description of the disk for a device process. `told` is the export of an NBD
     /// server as it was queried; `None` if the disk needs one and `told` is `None`.
     pub fn spec(&self, told: Option<ExportSpec>) -> Option<DeviceSpec> {
-        let disk = self.disk.spec(&self.device.name, told)?;
-        let blk = BlkSpec { disk, settings: self.settings() };
-        Some(self.device.spec(KindSpec::Blk(blk)))
-    }
-
-    /// The settings with which the disk is served, in the supervisor or in a device process.
-    pub fn settings(&self) -> BlkSettings {
-        let Self {
-            device,
-            read_only,
-            logical_block_size,
-            num_queues,
-            queue_size,
-            serial,
-            writeback,
-            on_full,
-            fault,
-            // `BlkSpec` describes the disk in a field of its own.
-            disk: _,
-        } = self;
-        BlkSettings {
-            num_queues: *num_queues,
-            queue_size: *queue_size,
-            serial: serial.clone(),
-            read_only: *read_only,
-            writeback: *writeback,
-            logical_block_size: *logical_block_size,
-            on_full: *on_full,
-            moderation: device.moderation.spec(),
-            fault: *fault,
-        }
+        let Self { device, disk, options, fault } = self;
+        let disk = disk.spec(&device.name, told)?;
+        let blk = BlkSpec { disk, options: options.clone(), fault: *fault };
+        Some(device.spec(KindSpec::Blk(blk)))
     }
 }
 

@@ -86,7 +86,7 @@ mod tests {
 
     fn disk(keys: &str) -> Result<(DiskPlan, bool), String> {
         let text = format!("[[blk]]\nname = 'a'\nsocket_path = '/s'\n{keys}");
-        crate::parse(&text).map(|plan| (plan.blk[0].disk.clone(), plan.blk[0].writeback))
+        crate::parse(&text).map(|plan| (plan.blk[0].disk.clone(), plan.blk[0].options.writeback))
     }
 
     #[test]

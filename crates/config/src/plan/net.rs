@@ -2,15 +2,13 @@
 
 use super::LimitPlan;
 use super::switch::SwitchPortPlan;
-use super::{DevicePlan, Place, PlanError, SocketPlan, Source, device_place, pins};
+use super::{DevicePlan, Place, PlanError, SocketPlan, Source, device_place, moderation, pins};
 use crate::limit_keys::Of;
 use crate::numbers;
 use crate::tables::RawNet;
 use manyring_backend::net::tap::check_name;
-use manyring_device::net::{MacAddress, parse_mac};
-use manyring_protocol::spec::{
-    DeviceSpec, KindSpec, NetFaultSpec, NetSettings, NetSpec, OffloadSpec, PortSpec, ReclaimSpec,
-};
+use manyring_device::net::{MacAddress, NetOptions, Offload, Reclaim, parse_mac};
+use manyring_protocol::spec::{DeviceSpec, KindSpec, NetFaultSpec, NetSpec, PortSpec};
 use serde::{Serialize, Serializer};
 use std::path::PathBuf;
 
@@ -22,20 +20,12 @@ pub struct NetPlan {
     pub device: DevicePlan,
     /// Where the guest's frames go.
     pub port: PortPlan,
-    /// Pairs of a receive and a transmit queue.
-    pub queue_pairs: usize,
-    /// When the guest gets its transmitted buffers back.
-    pub reclaim: ReclaimSpec,
-    /// The checksums and segments that the host does for the guest.
-    pub offload: OffloadSpec,
-    /// The guest's address. `None`: the address of the interface, if the guest must use that one
-    /// (macvtap, AF_XDP), else one that is made from the device's name and socket.
+    /// How it is served, in whichever process; its address is known with its interface.
+    #[serde(flatten)]
+    pub options: NetOptions,
+    /// None: the interface's, if its guest must have that one, else made from name and socket.
     #[serde(serialize_with = "serialize_mac")]
     pub mac: Option<MacAddress>,
-    /// MTU that the guest is told, in bytes.
-    pub mtu: Option<u16>,
-    /// Speed that the guest is told, in Mbit/s.
-    pub speed: Option<u32>,
     /// The bridge that the interface joins.
     pub bridge: Option<String>,
     /// Whether the interface is brought up or down; `None`: left as it is.
@@ -49,8 +39,6 @@ pub struct NetPlan {
     pub merge: bool,
     /// The frames of a flow are delivered to the queue pair on which the guest sends that flow.
     pub steer: bool,
-    /// The guest is offered to get the hash of each frame (`VIRTIO_NET_F_HASH_REPORT`).
-    pub hash_report: bool,
     /// The file that captures the frames.
     pub pcap: Option<PathBuf>,
     /// The faults that the device makes on purpose, to test guests.
@@ -140,23 +128,29 @@ impl NetPlan {
         let offload = offload(&raw, &place)?;
         let queue_workers = pins::queue_workers(raw.queue_workers.as_deref(), queue_pairs, &place)?;
         let limit = LimitPlan::new(raw.limit.as_ref(), Of::Net, &place)?;
-        let served = (queue_workers, raw.moderation.as_deref(), limit);
-        let net = Self {
-            device: DevicePlan::new(name, place, raw.socket(), served)?.within(raw.domain)?,
+        let options = NetOptions {
+            name: name.clone(),
             queue_pairs,
-            reclaim,
-            offload,
-            mac,
+            mac: MacAddress::default(),
             mtu,
             speed: raw.speed,
+            moderation: moderation(raw.moderation.as_deref(), &place)?,
+            reclaim,
+            offload,
+            hash_report: raw.hash_report.unwrap_or(false),
+        };
+        let device = DevicePlan::new(name, place, raw.socket(), queue_workers, limit)?;
+        let net = Self {
+            device: device.within(raw.domain)?,
+            options,
+            mac,
             bridge: raw.bridge,
             up: raw.up,
             sndbuf: raw.sndbuf,
             txqueuelen: raw.txqueuelen,
-            // The host must segment a merged packet: that needs the offload of segments.
-            merge: raw.merge.unwrap_or(true) && offload == OffloadSpec::All,
+            // A merged frame is one that the host must cut.
+            merge: raw.merge.unwrap_or(true) && offload == Offload::All,
             steer: raw.steer.unwrap_or(true),
-            hash_report: raw.hash_report.unwrap_or(false),
             pcap: raw.pcap,
             fault: raw.fault.map(Into::into),
             port,
@@ -168,9 +162,28 @@ impl NetPlan {
     /// Makes the description of the device for a device process, with the present address and MTU.
     /// `None`: no device process can serve the port.
     pub fn spec(&self, mac: MacAddress, mtu: Option<u16>) -> Option<DeviceSpec> {
-        let (port, captures) = (self.port_spec()?, self.pcap.is_some());
-        let net = NetSpec { port, captures, settings: self.settings(mac, mtu) };
-        Some(self.device.spec(KindSpec::Net(net)))
+        let port = self.port_spec()?;
+        let Self {
+            device,
+            options,
+            fault,
+            pcap,
+            // Part of the port.
+            port: _,
+            merge: _,
+            // The interface may have another address.
+            mac: _,
+            // The supervisor sets these on the interface when it opens the interface.
+            bridge: _,
+            up: _,
+            sndbuf: _,
+            txqueuelen: _,
+            steer: _,
+        } = self;
+        let options = NetOptions { mtu, ..options.clone() };
+        // The supervisor writes the file; a spec says that there is one.
+        let net = NetSpec { port, captures: pcap.is_some(), mac, options, fault: *fault };
+        Some(device.spec(KindSpec::Net(net)))
     }
 
     fn port_spec(&self) -> Option<PortSpec> {
@@ -187,48 +200,8 @@ impl NetPlan {
         }
     }
 
-    /// The settings with which the device is served, in the supervisor or in a device process, with
-    /// this address and MTU.
-    pub fn settings(&self, mac: MacAddress, mtu: Option<u16>) -> NetSettings {
-        let Self {
-            device,
-            queue_pairs,
-            reclaim,
-            offload,
-            speed,
-            hash_report,
-            fault,
-            // The arguments replace these: the interface may have another address, and the operator
-            // may have changed the MTU since.
-            mac: _,
-            mtu: _,
-            // `NetSpec` describes the port in a field of its own.
-            port: _,
-            merge: _,
-            // The supervisor sets these on the interface when it opens the interface.
-            bridge: _,
-            up: _,
-            sndbuf: _,
-            txqueuelen: _,
-            steer: _,
-            // The supervisor writes the file; a spec says that there is one.
-            pcap: _,
-        } = self;
-        NetSettings {
-            queue_pairs: *queue_pairs,
-            mac,
-            mtu,
-            speed: *speed,
-            moderation: device.moderation.spec(),
-            reclaim: *reclaim,
-            offload: *offload,
-            hash_report: *hash_report,
-            fault: *fault,
-        }
-    }
-
-    /// The address of a guest whose device has no key `mac`. It is made from name and socket, so it
-    /// stays the same at each start; the name alone would not do, since two daemons may use it.
+    /// The address of a guest that was given none: it stays the same for this name and socket.
+    /// Devices of several processes may have the same name.
     pub fn made_mac(&self) -> MacAddress {
         let socket = match &self.device.socket {
             SocketPlan::Listen { path, .. } | SocketPlan::Connect { path } => {
@@ -367,19 +340,19 @@ impl PortPlan {
     }
 }
 
-fn reclaim(raw: Option<&str>, place: &Place) -> Result<ReclaimSpec, PlanError> {
+fn reclaim(raw: Option<&str>, place: &Place) -> Result<Reclaim, PlanError> {
     match raw {
-        None | Some("off") => Ok(ReclaimSpec::Off),
-        Some("auto") => Ok(ReclaimSpec::Auto),
+        None | Some("off") => Ok(Reclaim::Off),
+        Some("auto") => Ok(Reclaim::Auto),
         Some(text) => place.error("reclaim", format!("{text:?} is neither \"off\" nor \"auto\"")),
     }
 }
 
-fn offload(raw: &RawNet, place: &Place) -> Result<OffloadSpec, PlanError> {
+fn offload(raw: &RawNet, place: &Place) -> Result<Offload, PlanError> {
     let offload = match raw.offload.as_deref() {
-        None | Some("all") => return Ok(OffloadSpec::All),
-        Some("csum") => OffloadSpec::Csum,
-        Some("none") => OffloadSpec::None,
+        None | Some("all") => return Ok(Offload::All),
+        Some("csum") => Offload::Csum,
+        Some("none") => Offload::None,
         Some(text) => {
             let problem = format!("{text:?} is not one of \"all\", \"csum\" and \"none\"");
             return place.error("offload", problem);
@@ -431,7 +404,7 @@ mod tests {
     fn a_short_file_gets_its_defaults() {
         let short = plan("[[net]]\nsocket_path = '/s'\ntap_fds = [7, 8]\n").unwrap();
         let net = &short.net[0];
-        assert_eq!((net.device.name.as_str(), net.queue_pairs), ("net0", 2));
+        assert_eq!((net.device.name.as_str(), net.options.queue_pairs), ("net0", 2));
         assert_eq!((net.mac, net.made_mac()[0]), (None, 2));
         let made = |socket: &str| {
             let text = format!("[[net]]\nsocket_path = '{socket}'\nnull = true\n");

@@ -195,7 +195,7 @@ mod tests {
     #[test]
     fn a_port_names_a_switch_that_there_is() {
         let good = plan(&format!("{SWITCH}age = 60\n{NET}switch = 's0'\nvlan = 5\n")).unwrap();
-        assert_eq!((good.switch[0].age, good.net[0].queue_pairs), (60, 1));
+        assert_eq!((good.switch[0].age, good.net[0].options.queue_pairs), (60, 1));
         for (text, words) in [
             (format!("{NET}switch = 's0'"), "a: switch: no [[switch]] is named \"s0\""),
             (

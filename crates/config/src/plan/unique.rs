@@ -157,8 +157,8 @@ fn disks<'a>(plan: &'a Plan, look: &Look) -> Result<HashMap<Identity, (&'a str, 
     for blk in &plan.blk {
         let (name, place) = (blk.device.name.as_str(), &blk.device.place);
         if let DiskPlan::Nbd(nbd) = &blk.disk
-            && let Some((other, reads)) = exports.insert(&nbd.text, (name, blk.read_only))
-            && !(reads && blk.read_only)
+            && let Some((other, reads)) = exports.insert(&nbd.text, (name, blk.options.read_only))
+            && !(reads && blk.options.read_only)
         {
             return place.error(
                 "nbd",
@@ -166,8 +166,8 @@ fn disks<'a>(plan: &'a Plan, look: &Look) -> Result<HashMap<Identity, (&'a str, 
             );
         }
         let Some(path) = blk.disk.kind(name).path else { continue };
-        if let Some((other, reads)) = disks.insert((look.file)(path), (name, blk.read_only))
-            && !(reads && blk.read_only)
+        if let Some((other, reads)) = disks.insert((look.file)(path), (name, blk.options.read_only))
+            && !(reads && blk.options.read_only)
         {
             return place.error(
                 "file",

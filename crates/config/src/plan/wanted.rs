@@ -177,7 +177,7 @@ impl Wanted {
             };
             let mtu = value.as_u64().and_then(|mtu| u16::try_from(mtu).ok());
             let bad = || format!("{key}: {value} is not between 68 and 65535");
-            Arc::make_mut(net).mtu = Some(mtu.filter(|mtu| is_mtu(*mtu)).ok_or_else(bad)?);
+            Arc::make_mut(net).options.mtu = Some(mtu.filter(|mtu| is_mtu(*mtu)).ok_or_else(bad)?);
         }
         Ok(device)
     }

@@ -2,13 +2,13 @@
 //! they are served. The disks themselves are not in the plan: the tool stack writes them into
 //! xenstore.
 
-use super::{DiskPlan, Format, LimitPlan, ModerationPlan, Place, PlanError, Source};
-use super::{cache, check_len, device_place, logical_block_size, on_full, size};
+use super::{DiskPlan, Format, LimitPlan, Place, PlanError, Source};
+use super::{cache, check_len, device_place, logical_block_size, moderation, on_full, size};
 use crate::limit_keys::Of;
 use crate::numbers;
 use crate::tables::RawXenBlk;
-use manyring_device::blk::blkif::RING_PAGE_ORDER_MAX;
-use manyring_protocol::spec::{DiskFaultSpec, OnFullSpec, XenBlkSettings};
+use manyring_device::blk::blkif::{RING_PAGE_ORDER_MAX, XenBlkOptions};
+use manyring_protocol::spec::DiskFaultSpec;
 use serde::Serialize;
 use std::path::{Path, PathBuf};
 
@@ -45,30 +45,10 @@ pub struct XenBlkPlan {
     pub direct: bool,
     /// `None`: files are raw, and are refused if their bytes look like another format.
     pub format: Option<Format>,
-    /// The logical block size in bytes; `None`: that of each disk.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub logical_block_size: Option<u32>,
-    /// Rings of a disk at most.
-    pub num_queues: usize,
-    /// A write completes when it is in the host's cache, and is durable after the guest's flush.
-    pub writeback: bool,
-    /// Whether a write waits or fails while the host has no room for it.
-    pub on_full: OnFullSpec,
-    /// The guest may discard.
-    pub discard: bool,
-    /// The guest may send write barriers.
-    pub barrier: bool,
-    /// Grants stay mapped between requests.
-    pub persistent: bool,
-    /// Grants of a ring that stay mapped at most.
-    pub persistent_max: u32,
-    /// Segments of an indirect request at most.
-    pub indirect_segments_max: u16,
-    /// Logarithm to base two of a ring's pages at most.
-    pub ring_page_order_max: u32,
-    /// How notifications of the guest are held back.
-    pub moderation: ModerationPlan,
-    /// The folder of the journals of rings, which the next daemon reads.
+    /// How its disks are served, in whichever process, as far as the tool stack allows it.
+    #[serde(flatten)]
+    pub options: XenBlkOptions,
+    /// The folder of what outlives the daemon.
     pub state_dir: PathBuf,
     /// The limit of each disk by itself.
     #[serde(skip_serializing_if = "LimitPlan::is_none")]
@@ -113,16 +93,12 @@ impl XenBlkPlan {
         numbers::check("indirect_segments_max", indirect_segments_max, &place)?;
         let ring_page_order_max = raw.ring_page_order_max.unwrap_or(RING_PAGE_ORDER_MAX);
         numbers::check("ring_page_order_max", ring_page_order_max, &place)?;
-        let moderation = ModerationPlan::new(raw.moderation.as_deref(), &place)?;
-        Ok(Self {
-            xen,
-            domain: raw.domain.unwrap_or(0),
-            kinds,
-            direct: raw.direct,
-            format: Format::new(raw.format.as_deref(), &place)?,
-            logical_block_size: logical_block_size(raw.logical_block_size, &place)?,
+        let options = XenBlkOptions {
+            name: name.clone(),
             num_queues,
+            read_only: false,
             writeback: cache(raw.cache.as_deref(), &place)?,
+            logical_block_size: logical_block_size(raw.logical_block_size, &place)?,
             on_full: on_full::on_full(raw.on_full.as_deref(), &place)?,
             discard: raw.discard.unwrap_or(true),
             barrier: raw.barrier,
@@ -130,7 +106,15 @@ impl XenBlkPlan {
             persistent_max,
             indirect_segments_max,
             ring_page_order_max,
-            moderation,
+            moderation: moderation(raw.moderation.as_deref(), &place)?,
+        };
+        Ok(Self {
+            xen,
+            domain: raw.domain.unwrap_or(0),
+            kinds,
+            direct: raw.direct,
+            format: Format::new(raw.format.as_deref(), &place)?,
+            options,
             state_dir: raw.state_dir.unwrap_or_else(|| STATE_DIR.into()),
             limit: LimitPlan::new(raw.limit.as_ref(), Of::Disk, &place)?,
             fault: raw.fault.map(Into::into),
@@ -139,51 +123,11 @@ impl XenBlkPlan {
         })
     }
 
-    /// The settings with which a disk is served, in the supervisor or in a device process. The tool
-    /// stack decides whether the guest may only read, and whether it may discard.
-    pub fn settings(&self, (read_only, allows_discard): (bool, bool)) -> XenBlkSettings {
-        let Self {
-            logical_block_size,
-            num_queues,
-            writeback,
-            on_full,
-            discard,
-            barrier,
-            persistent,
-            persistent_max,
-            indirect_segments_max,
-            ring_page_order_max,
-            moderation,
-            fault,
-            // Only the supervisor uses these: it reads xenstore, names the disks, and keeps the
-            // journals.
-            place: _,
-            name: _,
-            xen: _,
-            domain: _,
-            kinds: _,
-            state_dir: _,
-            // `disk` puts these into the plan of each disk.
-            direct: _,
-            format: _,
-            // Limits change while the disk is served, so they have a message of their own.
-            limit: _,
-        } = self;
-        XenBlkSettings {
-            num_queues: *num_queues,
-            read_only,
-            writeback: *writeback,
-            logical_block_size: *logical_block_size,
-            on_full: *on_full,
-            discard: *discard && allows_discard,
-            barrier: *barrier,
-            persistent: *persistent,
-            persistent_max: *persistent_max,
-            indirect_segments_max: *indirect_segments_max,
-            ring_page_order_max: *ring_page_order_max,
-            moderation: moderation.spec(),
-            fault: *fault,
-        }
+    /// How the disk `name` is served, in whichever process, whose guest may only read or also
+    /// write, and discard, as the tool stack says.
+    pub fn options_of(&self, name: String, read_only: bool, allows_discard: bool) -> XenBlkOptions {
+        let discard = self.options.discard && allows_discard;
+        XenBlkOptions { name, read_only, discard, ..self.options.clone() }
     }
 
     /// Plans the disk that the node `params` of the tool stack describes.
@@ -214,7 +158,7 @@ impl XenBlkPlan {
 
 impl XenBlkPlan {
     fn in_blocks(&self, disk: DiskPlan) -> Result<DiskPlan, String> {
-        let checked = disk.in_blocks(self.logical_block_size, &self.place);
+        let checked = disk.in_blocks(self.options.logical_block_size, &self.place);
         checked.map_err(|error| format!("params: {error}"))
     }
 }
@@ -274,7 +218,8 @@ mod tests {
         let plan = xen("").unwrap();
         assert_eq!((plan.name.as_str(), &plan.kinds), ("xen", &vec!["manyring".to_owned()]));
         assert!(matches!(plan.xen, XenPlan::Real { xenstore: None }));
-        assert!(plan.persistent && plan.writeback && plan.discard && !plan.barrier);
+        let options = &plan.options;
+        assert!(options.persistent && options.writeback && options.discard && !options.barrier);
     }
 
     #[test]

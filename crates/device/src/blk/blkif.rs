@@ -38,6 +38,7 @@ use manyring_wire::xen::device::{Discard, DiskGeometry as DiskNodes, Offer};
 use queue::{BlkifQueue, QueueParts};
 use rustix::fd::OwnedFd;
 use rustix::io::Errno;
+use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use tokio::sync::mpsc;
@@ -47,9 +48,11 @@ use tokio::sync::mpsc;
 const LOT_PAGES: usize = 32;
 
 /// The properties of a Xen block device, as the operator configures them.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
+#[serde(deny_unknown_fields)]
 pub struct XenBlkOptions {
-    /// Name in the configuration.
+    /// Name in the configuration, which whoever makes the device knows.
+    #[serde(skip)]
     pub name: String,
     /// The most queues of a front-end.
     pub num_queues: usize,
@@ -58,6 +61,7 @@ pub struct XenBlkOptions {
     /// True: writes are durable when the guest flushes. False: when they are answered.
     pub writeback: bool,
     /// The logical block size that the guest is told; `None`: that of the disk.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub logical_block_size: Option<u32>,
     /// Whether a write for which the host has no space waits or fails.
     pub on_full: OnFull,

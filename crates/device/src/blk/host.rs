@@ -4,10 +4,12 @@ use super::pending::Kind;
 use manyring_backend::blk::{Disk, Image};
 use manyring_engine::stats::QueueStats;
 use rustix::io::Errno;
+use serde::{Deserialize, Serialize};
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// Whether a write for which the host has no space (`ENOSPC`, `EDQUOT`) waits or fails.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
 pub enum OnFull {
     /// The write waits until the host has space; until then, the guest sees a slow disk.
     #[default]

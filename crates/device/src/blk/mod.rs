@@ -36,6 +36,7 @@ use manyring_wire::blk::{CONFIG_WRITEBACK, ID_SIZE, VIRTIO_BLK_F_FLUSH};
 use manyring_wire::vhost_user::PROTOCOL_F_INFLIGHT_SHMFD;
 use manyring_wire::virtio::VIRTIO_ID_BLOCK;
 use rustix::io::Errno;
+use serde::{Deserialize, Serialize};
 use state::CacheMode;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -46,9 +47,11 @@ use tokio::sync::watch;
 pub(crate) const IN_FLIGHT_MAX: u16 = 1024;
 
 /// The properties of a block device, as the operator configures them.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
+#[serde(deny_unknown_fields)]
 pub struct BlkOptions {
-    /// Name in the configuration.
+    /// Name in the configuration, which whoever makes the device knows.
+    #[serde(skip)]
     pub name: String,
     /// Request queues, 1 to 256.
     pub num_queues: usize,
@@ -61,6 +64,7 @@ pub struct BlkOptions {
     /// Start with a write-back cache; the driver may switch.
     pub writeback: bool,
     /// The logical block size that the guest is told; `None`: that of the disk.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub logical_block_size: Option<u32>,
     /// Whether a write for which the host has no space waits or fails.
     pub on_full: OnFull,

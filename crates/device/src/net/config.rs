@@ -12,10 +12,23 @@ use manyring_wire::virtio::{
     VIRTIO_F_ANY_LAYOUT, VIRTIO_F_EVENT_IDX, VIRTIO_F_IN_ORDER, VIRTIO_F_INDIRECT_DESC,
     VIRTIO_F_RING_PACKED, VIRTIO_F_VERSION_1,
 };
+use serde::{Deserialize, Serialize};
 use zerocopy::IntoBytes;
 
+/// The operator's choice for the transmitqs of a device.
+#[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Reclaim {
+    /// Buffers go back as soon as their frames are sent.
+    #[default]
+    Off,
+    /// Buffers go back in groups while that makes the guest send longer frames.
+    Auto,
+}
+
 /// The offloads of the port that a device uses: partial checksums and large segments, both ways.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Offload {
     /// All offloads of the port.
     #[default]

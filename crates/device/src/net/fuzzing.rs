@@ -162,12 +162,8 @@ impl SoloControl {
             name: "solo".to_owned(),
             queue_pairs,
             mac: [2, 0, 0, 0, 0, 1],
-            mtu: None,
-            speed: None,
-            moderation: Moderation::Off,
-            reclaim: super::Reclaim::Off,
-            offload: super::Offload::All,
             hash_report: true,
+            ..NetOptions::default()
         };
         // The pool starts no thread before a queue is started in it.
         let device = NetDevice::new(options, port, Pool::new(PoolOptions::default()));

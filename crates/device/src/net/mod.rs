@@ -35,8 +35,7 @@ pub(crate) use rules::Rules;
 pub(crate) use rx::NetRx;
 pub(crate) use tx::NetTx;
 
-pub use crate::policy::reclaim::Reclaim;
-pub use config::Offload;
+pub use config::{Offload, Reclaim};
 #[cfg(fuzzing)]
 pub use fuzzing::{SoloControl, SoloRx, SoloTx, passes};
 pub use manyring_wire::net::rss::RssConfig;
@@ -67,6 +66,7 @@ use port::{HasPort, HostPort, PortState};
 use presence::Presence;
 use rules::Filter;
 use rustix::io::Errno;
+use serde::{Deserialize, Serialize};
 use state::Arrival;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use tokio::sync::watch;
@@ -75,13 +75,16 @@ use tokio::sync::watch;
 const ETHERNET_SIZE: usize = 14 + 4;
 
 /// The properties of a network device, as the operator configures them.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
+#[serde(deny_unknown_fields)]
 pub struct NetOptions {
-    /// Name in the configuration.
+    /// Name in the configuration, which whoever makes the device knows.
+    #[serde(skip)]
     pub name: String,
     /// Queue pairs, 1 to 127: with the control queue, no more vrings than a message can name.
     pub queue_pairs: usize,
-    /// MAC address.
+    /// MAC address: as the operator says, as the interface demands, or made.
+    #[serde(skip)]
     pub mac: MacAddress,
     /// MTU that the guest is told, 68 or more; `None`: it is told none.
     pub mtu: Option<u16>,
@@ -96,6 +99,23 @@ pub struct NetOptions {
     /// Offer to report the hash of each frame (`VIRTIO_NET_F_HASH_REPORT`). The frames of a driver
     /// that accepts it are received by a slower path.
     pub hash_report: bool,
+}
+
+impl Default for NetOptions {
+    /// A device called `net` with one pair and all offloads of its port. Its address is none.
+    fn default() -> Self {
+        Self {
+            name: "net".to_owned(),
+            queue_pairs: 1,
+            mac: MacAddress::default(),
+            mtu: None,
+            speed: None,
+            moderation: Moderation::default(),
+            reclaim: Reclaim::default(),
+            offload: Offload::default(),
+            hash_report: false,
+        }
+    }
 }
 
 /// The result of a turn of a network queue.

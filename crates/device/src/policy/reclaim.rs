@@ -27,18 +27,8 @@
 //!
 //! The policy gets the time as an argument, and reads no clock.
 
-/// The operator's choice for the transmitqs of a device.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Reclaim {
-    /// Buffers go back as soon as their frames are sent.
-    #[default]
-    Off,
-    /// Buffers go back in groups while that makes the guest send longer frames.
-    Auto,
-}
-
-/// A buffer is returned after this time at the latest. Of 12, 25, 40, 50, 100 and 200 us, 25 us had
-/// the best throughput over several streams (docs/design/0007).
+/// A buffer goes back after this time at the latest. Of 12, 25, 40, 50, 100 and 200 us this one
+/// did best over several streams (docs/design/0007).
 pub(crate) const KEEP_NS_MAX: u64 = 25_000;
 /// A group goes back when it has this many frames or bytes.
 pub(crate) const GROUP_FRAMES_MAX: usize = 32;

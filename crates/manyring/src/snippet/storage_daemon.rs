@@ -81,8 +81,8 @@ mod tests {
             let text = text(Some(kind)).unwrap();
             let (unit, device) = text.split_once("# manyring.toml\n").unwrap();
             let plan = config::parse(device).unwrap();
-            assert_eq!(plan.blk[0].read_only, kind == "s3", "{text}");
-            assert_eq!(plan.blk[0].writeback, kind != "qcow2", "{text}");
+            assert_eq!(plan.blk[0].options.read_only, kind == "s3", "{text}");
+            assert_eq!(plan.blk[0].options.writeback, kind != "qcow2", "{text}");
             let lines = unit.lines().filter(|line| !line.starts_with([' ', '#', '[']));
             assert!(lines.filter(|line| !line.is_empty()).all(|line| line.contains('=')), "{unit}");
         }

@@ -2,11 +2,13 @@
 
 use super::*;
 use crate::nbd::{ExportSpec, NAMES_MAX, NbdTarget};
+use manyring_device::blk::OnFull;
+use manyring_device::net::{Offload, Reclaim};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 use std::fmt::Debug;
 
-const FIXED: ModerationSpec = ModerationSpec::Fixed { count_max: u32::MAX, delay_us_max: u32::MAX };
+const FIXED: &str = "32768/10000us";
 const DISK_FAULT: DiskFaultSpec = DiskFaultSpec {
     read_error_every: u64::MAX,
     write_error_every: u64::MAX,
@@ -27,18 +29,17 @@ fn with_any_memory(kind: KindSpec) -> DeviceSpec {
 
 /// A disk whose numbers are as long as numbers get, with a serial of characters that JSON escapes.
 pub(crate) fn largest_blk() -> DeviceSpec {
-    let settings = BlkSettings {
+    let options = BlkOptions {
+        serial: "\u{1}".repeat(20),
+        logical_block_size: Some(u32::MAX),
+        on_full: OnFull::Report,
+        moderation: FIXED.parse().unwrap(),
         num_queues: usize::MAX,
         queue_size: u16::MAX,
-        serial: "\u{1}".repeat(20),
-        read_only: false,
-        writeback: false,
-        logical_block_size: Some(u32::MAX),
-        on_full: OnFullSpec::Report,
-        moderation: FIXED,
-        fault: Some(DISK_FAULT),
+        name: String::new(),
+        ..BlkOptions::default()
     };
-    with_any_memory(KindSpec::Blk(BlkSpec { disk: FILE, settings }))
+    with_any_memory(KindSpec::Blk(BlkSpec { disk: FILE, options, fault: Some(DISK_FAULT) }))
 }
 
 /// As [`largest_blk`], with the longest names of a server's disk.
@@ -71,39 +72,38 @@ pub(crate) fn largest_net() -> DeviceSpec {
         recv_error_every: u64::MAX,
         late_tx: u32::MAX,
     };
-    let settings = NetSettings {
+    let options = NetOptions {
         queue_pairs: usize::MAX,
-        mac: [u8::MAX; 6],
         mtu: Some(u16::MAX),
         speed: Some(u32::MAX),
-        moderation: FIXED,
-        reclaim: ReclaimSpec::Auto,
-        offload: OffloadSpec::None,
-        hash_report: false,
-        fault: Some(fault),
+        moderation: FIXED.parse().unwrap(),
+        reclaim: Reclaim::Auto,
+        offload: Offload::Csum,
+        name: String::new(),
+        ..NetOptions::default()
     };
     let port = PortSpec::Null { generate: usize::MAX };
-    with_any_memory(KindSpec::Net(NetSpec { port, captures: false, settings }))
+    with_any_memory(KindSpec::Net(NetSpec {
+        port,
+        captures: false,
+        mac: [u8::MAX; 6],
+        options,
+        fault: Some(fault),
+    }))
 }
 
 /// As [`largest_blk`], the disk of a Xen guest.
 pub(crate) fn largest_xen() -> XenBlkSpec {
-    let settings = XenBlkSettings {
-        num_queues: usize::MAX,
-        read_only: false,
-        writeback: false,
+    let options = XenBlkOptions {
         logical_block_size: Some(u32::MAX),
-        on_full: OnFullSpec::Report,
-        discard: false,
-        barrier: false,
-        persistent: false,
+        on_full: OnFull::Report,
         persistent_max: u32::MAX,
         indirect_segments_max: u16::MAX,
         ring_page_order_max: u32::MAX,
-        moderation: FIXED,
-        fault: Some(DISK_FAULT),
+        moderation: FIXED.parse().unwrap(),
+        ..XenBlkOptions::new("", usize::MAX)
     };
-    XenBlkSpec { disk: FILE, settings }
+    XenBlkSpec { disk: FILE, options, fault: Some(DISK_FAULT) }
 }
 
 /// Each JSON that differs from `spec` by one key of one object: a key too many, or one too few.

@@ -33,7 +33,7 @@ pub(super) fn open(
     let port = match &net.port {
         PortPlan::Null { generate } => {
             let mac = net.mac.unwrap_or_else(|| net.made_mac());
-            return Ok((Arc::new(NullPort::new(net.queue_pairs, *generate)), mac));
+            return Ok((Arc::new(NullPort::new(net.options.queue_pairs, *generate)), mac));
         }
         PortPlan::Switch(plan) => {
             let mac = net.mac.unwrap_or_else(|| net.made_mac());
@@ -55,11 +55,11 @@ pub(super) fn open(
         PortPlan::Macvtap { name } => {
             let options = MacvtapOptions {
                 name: name.clone(),
-                queue_pairs: net.queue_pairs,
+                queue_pairs: net.options.queue_pairs,
                 sndbuf: net.sndbuf,
                 txqueuelen: net.txqueuelen,
                 merge: net.merge,
-                mtu: net.mtu,
+                mtu: net.options.mtu,
                 up: net.up,
             };
             macvtap::open(&options).map_err(|error| failed("macvtap", error))?
@@ -67,8 +67,8 @@ pub(super) fn open(
         PortPlan::Xdp { name, zero_copy } => {
             let options = XdpOptions {
                 name: name.clone(),
-                queue_pairs: net.queue_pairs,
-                mtu: net.mtu,
+                queue_pairs: net.options.queue_pairs,
+                mtu: net.options.mtu,
                 up: net.up,
                 zero_copy: *zero_copy,
                 lends,
@@ -204,7 +204,7 @@ pub(crate) fn look(net: &NetPlan) -> Result<(), AssembleError> {
         PortPlan::Switch(_) => return Ok(()),
         PortPlan::TapFds(_) | PortPlan::Null { .. } => (None, "tap_fds"),
     };
-    tap::look(name, net.queue_pairs, net.bridge.as_deref()).map_err(|e| failed(net, key, e))
+    tap::look(name, net.options.queue_pairs, net.bridge.as_deref()).map_err(|e| failed(net, key, e))
 }
 
 /// Wraps the port so that it fails as `fault` says.
@@ -270,12 +270,12 @@ fn adopted(net: &NetPlan, fds: &[i32]) -> Result<Vec<OwnedFd>, AssembleError> {
 fn open_tap(net: &NetPlan, source: TapSource) -> Result<TapPort, TapError> {
     TapPort::open(TapOptions {
         source,
-        queue_pairs: net.queue_pairs,
+        queue_pairs: net.options.queue_pairs,
         sndbuf: net.sndbuf,
         txqueuelen: net.txqueuelen,
         merge: net.merge,
         steer: net.steer,
-        mtu: net.mtu,
+        mtu: net.options.mtu,
         bridge: net.bridge.clone(),
         up: net.up,
     })

@@ -209,7 +209,7 @@ impl Switches {
     ) -> Result<Arc<dyn Port>, AssembleError> {
         let at = || net.device.place.at("switch");
         let full = |source| AssembleError::Switch { at: at(), source };
-        let (name, spec) = (&net.device.name, plan.spec(net.queue_pairs, net.mac, mac));
+        let (name, spec) = (&net.device.name, plan.spec(net.options.queue_pairs, net.mac, mac));
         match self.all().get(&plan.switch) {
             None => Err(AssembleError::NoSwitch { at: at(), name: plan.switch.clone() }),
             Some(Running::Here { switch, .. }) => {

@@ -4,8 +4,7 @@
 use manyring_backend::net::switch::{OFFLOADS, PORTS_MAX, PortCounters, SwitchError};
 use manyring_backend::net::{Port, PortRx, PortTx};
 use manyring_config::plan::{SwitchPlan, domain_of_switch};
-use manyring_device::net::{NetOptions, NetSide, Offload, Offloads, OwnedPort, Reclaim};
-use manyring_engine::Moderation;
+use manyring_device::net::{NetOptions, NetSide, Offloads, OwnedPort};
 use manyring_protocol::switch::{SwitchPortSpec, SwitchSpec};
 use rustix::io::Errno;
 use std::collections::BTreeMap;
@@ -36,17 +35,7 @@ struct Settings {
 
 /// The supervisor's side of a switch's uplink, for the requests of the device process.
 pub(super) fn owned(plan: &SwitchPlan, port: Arc<dyn Port>) -> Arc<OwnedPort> {
-    let options = NetOptions {
-        name: domain_of_switch(&plan.name),
-        queue_pairs: 1,
-        mac: [0; 6],
-        mtu: None,
-        speed: None,
-        moderation: Moderation::Off,
-        reclaim: Reclaim::Off,
-        offload: Offload::All,
-        hash_report: false,
-    };
+    let options = NetOptions { name: domain_of_switch(&plan.name), ..NetOptions::default() };
     Arc::new(OwnedPort::new(options, port))
 }
 

@@ -3,7 +3,7 @@
 use super::capture::{Capture, CaptureFile};
 use super::disk::{self, DiskError, Means};
 use super::remote::{Measurer, Remote, Remotely};
-use super::{AssembleError, Host, options, port};
+use super::{AssembleError, Host, port};
 use crate::view::DeviceView;
 use manyring_backend::blk::{Disk, ImageError};
 use manyring_backend::net::Port;
@@ -105,7 +105,7 @@ impl Assemble for Wanted {
         let mut begun = None;
         let (owned, queues, remote) = match (self, opened) {
             (Self::Blk(blk), Opened::Disk(disk, remote)) => {
-                let options = options::of_blk(&plan.name, &blk.settings());
+                let options = blk.options.clone();
                 if domain.is_none() {
                     return Made::Here(Here::blk(options, disk, pool, shown));
                 }
@@ -114,7 +114,7 @@ impl Assemble for Wanted {
                 (Owned::Disk(Arc::new(disk)), queues, remote)
             }
             (Self::Net(net), Opened::Port(port, mac, capture)) => {
-                let options = options::of_net(&plan.name, &net.settings(mac, net.mtu));
+                let options = NetOptions { mac, ..net.options.clone() };
                 if domain.is_none() {
                     return Made::Here(Here::net(options, port, pool, shown).0);
                 }
@@ -183,14 +183,14 @@ fn open_disk(
     let place = &blk.device.place;
     let opened = disk::open(
         (&blk.device.name, &blk.disk),
-        (blk.read_only, blk.logical_block_size),
+        (blk.options.read_only, blk.options.logical_block_size),
         Means {
             io_uring: host.io_uring,
             held: host.adopted_fds.take(&blk.device.name).pop(),
             helpers: host.helpers.as_deref(),
             remotely: measurer.map(|measurer| Remotely {
                 measurer,
-                queues: blk.num_queues,
+                queues: blk.options.num_queues,
                 told: host.adopted_exports.take(&blk.device.name),
             }),
         },

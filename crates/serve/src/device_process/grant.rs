@@ -34,22 +34,22 @@ impl DeviceGrant {
         supervisor: SupervisorClient,
     ) -> Result<(Opened, Option<PortGrant>), String> {
         Ok(match kind {
-            KindSpec::Blk(BlkSpec { disk, settings }) => {
-                let disk = (disk, settings.read_only);
+            KindSpec::Blk(BlkSpec { disk, options, fault }) => {
+                let disk = (disk, options.read_only);
                 let disk = disk::granted(disk, self.fds, uring, supervisor)?;
-                (Opened::Disk(disk::decorated(disk, settings.fault), None), None)
+                (Opened::Disk(disk::decorated(disk, fault), None), None)
             }
-            KindSpec::Net(NetSpec { port, captures, settings }) => {
-                let (of, mut fds) = ((port, settings.queue_pairs), self.fds);
+            KindSpec::Net(NetSpec { port, captures, mac, options, fault }) => {
+                let (of, mut fds) = ((port, options.queue_pairs), self.fds);
                 let device = supervisor.device.clone();
                 let stream =
                     captures.then(|| fds.pop().ok_or("supervisor: a capture without a stream"));
                 let stream = stream.transpose()?;
                 let grant = (self.port, fds, self.switched);
                 let given = PortGrant::new(of, grant, Arc::new(supervisor))?;
-                let port = port::faulty(given.port.clone(), settings.fault);
+                let port = port::faulty(given.port.clone(), fault);
                 let port = captured(port, stream, &device)?;
-                (Opened::Port(port, settings.mac, Capture::Port), Some(given))
+                (Opened::Port(port, mac, Capture::Port), Some(given))
             }
         })
     }

@@ -2,13 +2,13 @@
 //! names, and serves them on the descriptors that the supervisor opened.
 
 use super::say;
+use crate::assemble::disk;
 use crate::assemble::xen;
-use crate::assemble::{disk, options};
 use crate::channel::Channel;
 use crate::counts;
 use crate::supervisor_client::SupervisorClient;
 use crate::view::DeviceView;
-use manyring_device::blk::blkif::{Abi, Attachment, XenBlkDevice};
+use manyring_device::blk::blkif::{Abi, Attachment, XenBlkDevice, XenBlkOptions};
 use manyring_engine::{Call, Event, Kick, Pool, QueueHandle, aside};
 use manyring_memory::simgrant::SimGrants;
 use manyring_memory::{EventPort, GrantDevice, GrantMapper};
@@ -57,7 +57,7 @@ impl ProcessXen {
     /// One line: the descriptors do not fit the disk.
     pub(super) async fn open(
         name: &str,
-        XenBlkSpec { disk, settings }: XenBlkSpec,
+        XenBlkSpec { disk, options, fault }: XenBlkSpec,
         mut fds: Vec<OwnedFd>,
         ((pool, channel), uring, supervisor): (Parts, bool, SupervisorClient),
     ) -> Result<Self, String> {
@@ -65,11 +65,11 @@ impl ProcessXen {
             return Err("supervisor: a disk without counters".to_owned());
         }
         let counters = fds.remove(0);
-        let disk = (disk, settings.read_only);
+        let disk = (disk, options.read_only);
         let opened = aside(move || disk::granted(disk, fds, uring, supervisor)).await;
         let opened = opened.ok_or("internal error: the disk was not created")??;
-        let opened = disk::decorated(opened, settings.fault);
-        let options = options::of_xen(name, &settings);
+        let opened = disk::decorated(opened, fault);
+        let options = XenBlkOptions { name: name.to_owned(), ..options };
         let device = Arc::new(XenBlkDevice::new(options, opened, pool));
         let view = DeviceView::new(&device, (String::new(), "process"), None);
         let (rings, running) = Default::default();

@@ -51,7 +51,7 @@ pub fn admitted(device: Wanted, uid: u32, allowed: &[PathBuf]) -> Result<Wanted,
             &mut net.device
         }
     };
-    if plan.memory_on_disk {
+    if plan.front_end.memory_on_disk {
         return Err(only_owner("memory_on_disk"));
     }
     // His front-end would be served in the process of whoever has that domain.

@@ -180,5 +180,5 @@ fn refuse_mtu(mtu: u16, errno: Errno) -> Refused {
 }
 
 fn mtu_of(device: &Wanted) -> Option<u16> {
-    if let Wanted::Net(net) = device { net.mtu } else { None }
+    if let Wanted::Net(net) = device { net.options.mtu } else { None }
 }

@@ -475,7 +475,7 @@ impl Front<'_> {
             (Wanted::Blk(blk), Owned::Disk(host)) => {
                 let told = self.part.remote.as_ref().map(|remote| remote.told());
                 let spec = blk.spec(told).ok_or(UNSERVED)?;
-                let (disk, queues) = (host.disk().clone(), blk.num_queues);
+                let (disk, queues) = (host.disk().clone(), blk.options.num_queues);
                 let fds = aside(move || handed(&*disk, queues)).await;
                 let fds = fds.ok_or("internal error")?;
                 let (fds, marks) = fds?;

@@ -7,11 +7,10 @@ use super::process::DeviceProcess;
 use super::xen_line::XenLine;
 use manyring_backend::net::null::NullPort;
 use manyring_device::Owned;
-use manyring_device::net::{NetOptions, Offload, OwnedPort, Reclaim};
-use manyring_engine::{Janitor, Moderation, Surplus};
+use manyring_device::net::{NetOptions, OwnedPort};
+use manyring_engine::{Janitor, Surplus};
 use manyring_protocol::message::{self, Command, FDS_MAX, Report, SIZE_MAX};
-use manyring_protocol::spec::{DeviceSpec, FrontEndSpec, KindSpec, ModerationSpec, NetSettings};
-use manyring_protocol::spec::{NetSpec, OffloadSpec, PortSpec, ReclaimSpec};
+use manyring_protocol::spec::{DeviceSpec, FrontEndSpec, KindSpec, NetSpec, PortSpec};
 use manyring_serve::assemble::Part;
 use manyring_serve::channel::Brought;
 use manyring_serve::counts::Counts;
@@ -33,12 +32,8 @@ pub(super) fn network(name: &str) -> Part {
         name: name.to_owned(),
         queue_pairs: PAIRS,
         mac: [2, 0, 0, 0, 0, 9],
-        mtu: None,
-        speed: None,
-        moderation: Moderation::Off,
-        reclaim: Reclaim::Off,
-        offload: Offload::All,
         hash_report: true,
+        ..NetOptions::default()
     };
     let port = OwnedPort::new(options, Arc::new(NullPort::new(PAIRS, 0)));
     let owned = Owned::Port(Arc::new(port));
@@ -50,19 +45,10 @@ pub(super) fn network(name: &str) -> Part {
 /// A network on a port that keeps nothing, of this many pairs.
 fn null_network(queue_pairs: usize) -> DeviceSpec {
     let front_end = FrontEndSpec { handshake_timeout: 10, memory_on_disk: false, memory_max: None };
-    let settings = NetSettings {
-        queue_pairs,
-        mac: [2, 0, 0, 0, 0, 9],
-        mtu: None,
-        speed: None,
-        moderation: ModerationSpec::Off,
-        reclaim: ReclaimSpec::Off,
-        offload: OffloadSpec::All,
-        hash_report: true,
-        fault: None,
-    };
+    let options = NetOptions { queue_pairs, hash_report: true, ..NetOptions::default() };
+    let mac = [2, 0, 0, 0, 0, 9];
     let port = PortSpec::Null { generate: 0 };
-    let kind = KindSpec::Net(NetSpec { port, captures: false, settings });
+    let kind = KindSpec::Net(NetSpec { port, captures: false, mac, options, fault: None });
     DeviceSpec { front_end, queue_workers: Vec::new(), kind }
 }
 

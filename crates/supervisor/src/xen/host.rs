@@ -14,9 +14,9 @@ use manyring_device::blk::blkif::{XenBlkDevice, disk_nodes};
 use manyring_device::{Owned, PendingResult};
 use manyring_engine::{Event, QueueHandle, aside};
 use manyring_protocol::spec::XenBlkSpec;
+use manyring_serve::assemble::Part;
 use manyring_serve::assemble::disk::{self, DiskError};
 use manyring_serve::assemble::xen::{fault_of, stop_all};
-use manyring_serve::assemble::{Part, options};
 use manyring_serve::times::{XEN_FILE, XEN_FILE_RETRY};
 use manyring_serve::view::DeviceView;
 use manyring_transport::vhost_user::Connected;
@@ -119,7 +119,7 @@ impl XenHost {
     async fn open_disk(&self, assignment: &Assignment) -> Result<Arc<dyn Disk>, HostError> {
         let plan = self.shared.plan.disk(&assignment.params).map_err(HostError::new)?;
         let io_uring = self.shared.io_uring;
-        let how = (!assignment.writable, self.shared.plan.logical_block_size);
+        let how = (!assignment.writable, self.shared.plan.options.logical_block_size);
         let deadline = Instant::now() + XEN_FILE;
         let mut stop = self.stop.clone();
         loop {
@@ -160,9 +160,8 @@ impl XenHost {
         self.close_device();
         self.closed().await;
         let disk = self.open_disk(assignment).await?;
-        let shown = (!assignment.writable, assignment.discard_enable);
-        let settings = self.shared.plan.settings(shown);
-        let options = options::of_xen(&self.name(), &settings);
+        let (read_only, discard) = (!assignment.writable, assignment.discard_enable);
+        let options = self.shared.plan.options_of(self.name(), read_only, discard);
         let plan = self.shared.plan.disk(&assignment.params).map_err(HostError::new)?;
         let shown = (self.id.back_folder(), "xen");
         let domain = self.shared.plan.domain(self.shared.domains, self.id.domain);
@@ -176,7 +175,8 @@ impl XenHost {
                 let side = owned.side(&options.name, options.num_queues);
                 let view = DeviceView::new(side, shown, Some(domain));
                 let part = Part { owned, view: view.clone(), remote: None, capture: None };
-                let spec = XenBlkSpec { disk: disk_spec, settings };
+                let (options, fault) = (options.clone(), self.shared.plan.fault);
+                let spec = XenBlkSpec { disk: disk_spec, options, fault };
                 let apart = Apart::new(&self.id, &self.shared, part, spec);
                 (host, view, Served::Apart(Box::new(apart)))
             }
@@ -318,7 +318,7 @@ impl XenHost {
 
 impl Host for XenHost {
     fn queues_max(&self) -> u32 {
-        u32::try_from(self.shared.plan.num_queues).unwrap_or(u32::MAX)
+        u32::try_from(self.shared.plan.options.num_queues).unwrap_or(u32::MAX)
     }
 
     fn open<'a>(

@@ -385,12 +385,8 @@ fn options(queue_pairs: usize) -> NetOptions {
         name: "test".to_owned(),
         queue_pairs,
         mac,
-        mtu: None,
-        speed: None,
-        moderation: Moderation::Off,
-        reclaim: crate::net::Reclaim::Off,
-        offload: crate::net::Offload::All,
         hash_report: true,
+        ..NetOptions::default()
     }
 }
 
