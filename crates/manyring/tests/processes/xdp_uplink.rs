@@ -63,7 +63,7 @@ fn a_guest_reaches_the_host_by_af_xdp_whichever_process_has_its_switch() {
 fn no_process_of_a_switch_gets_its_uplink_while_somebody_keeps_a_socket_of_the_former() {
     const WAITS: &str = "AF_XDP sockets of a former device process are still open";
     with_daemon(|daemon| {
-        let (mut a, _b) = (connect(&daemon, "a"), connect(&daemon, "b"));
+        let (mut a, mut b) = (connect(&daemon, "a"), connect(&daemon, "b"));
         let host = Host::on("v1");
         reaches(&mut a, &host, b"before");
         let kept = sockets_of(&daemon, SWITCH);
@@ -72,6 +72,7 @@ fn no_process_of_a_switch_gets_its_uplink_while_somebody_keeps_a_socket_of_the_f
         assert!(wait_until(|| daemon.log().contains(WAITS)), "{}", daemon.log());
         assert!(wait_until(|| process(&daemon, SWITCH)["starts"] == 2), "{}", daemon.log());
         assert!(sockets_of(&daemon, SWITCH).is_empty(), "the next process has none meanwhile");
+        says(&mut b, 2, (&mut a, 0x22), 1);
         drop(kept);
         reaches(&mut a, &host, b"after");
         let log = daemon.log();
@@ -80,6 +81,34 @@ fn no_process_of_a_switch_gets_its_uplink_while_somebody_keeps_a_socket_of_the_f
             matches!(told[..], [line] if line.contains("ERROR") && line.contains(SWITCH)),
             "{log}"
         );
+        assert!(daemon.terminate().success());
+    });
+}
+
+#[test]
+fn guests_reach_each_other_while_their_uplink_is_away_and_the_host_when_it_is_back() {
+    let made_anew = || {
+        make_cable("v0", "v1");
+        run("ip link set v0 up promisc on");
+        Host::on("v1")
+    };
+    with_daemon(|daemon| {
+        // No process has the uplink yet, and none when it is made anew.
+        run("ip link delete v0");
+        drop(made_anew());
+        let (mut a, mut b) = (connect(&daemon, "a"), connect(&daemon, "b"));
+        says(&mut b, 2, (&mut a, 0x22), 1);
+        run("ip address flush dev v1");
+        reaches(&mut a, &Host::on("v1"), b"by another interface of that name");
+        run("ip link delete v0");
+        for round in 2..4 {
+            kill_process(pid(&daemon, SWITCH), Signal::KILL).unwrap();
+            says(&mut b, 2, (&mut a, 0x22), round);
+            assert_eq!(process(&daemon, SWITCH)["starts"], round, "{}", daemon.log());
+        }
+        let host = made_anew();
+        reaches(&mut a, &host, b"back");
+        assert_eq!(process(&daemon, SWITCH)["starts"], 3, "{}", daemon.log());
         assert!(daemon.terminate().success());
     });
 }

@@ -34,8 +34,9 @@ pub(super) struct ProcessSwitch {
 struct ProcessUplink {
     facts: Facts,
     supervisor: SupervisorClient,
-    /// The present interface. The uplink ends when this sender is dropped.
-    host: watch::Sender<HostPort>,
+    /// The present interface; `None`: the supervisor sends its queue later. The uplink ends when
+    /// this sender is dropped.
+    host: watch::Sender<Option<HostPort>>,
     carries: JoinHandle<()>,
 }
 
@@ -134,7 +135,9 @@ impl ProcessSwitch {
 
     /// Notes that the interface of the uplink is gone.
     pub(super) fn lose(&self) {
-        self.uplink.iter().for_each(|uplink| uplink.host.borrow().lose());
+        if let Some(uplink) = &self.uplink {
+            uplink.host.borrow().iter().for_each(HostPort::lose);
+        }
     }
 
     /// Replaces the queues by those of another interface, which the supervisor has joined.
@@ -149,7 +152,7 @@ impl ProcessSwitch {
         let ProcessUplink { facts, supervisor, host, .. } =
             self.uplink.as_ref().ok_or(Errno::INVAL)?;
         let facts = Facts { host_filter: host_filter(filter), chunk, ..facts.clone() };
-        host.send_replace(HostPort::new(facts, queues, supervisor)?);
+        host.send_replace(Some(HostPort::new(facts, queues, supervisor)?));
         Ok(())
     }
 
@@ -169,7 +172,9 @@ impl ProcessUplink {
         queues: Vec<OwnedFd>,
         supervisor: SupervisorClient,
     ) -> Result<Self, Errno> {
-        let (host, hosts) = watch::channel(HostPort::new(facts.clone(), queues, &supervisor)?);
+        let is_there = !queues.is_empty();
+        let host = is_there.then(|| HostPort::new(facts.clone(), queues, &supervisor));
+        let (host, hosts) = watch::channel(host.transpose()?);
         let carries = tokio::spawn(carry(switch.clone(), facts.interface.clone(), hosts));
         Ok(Self { facts, supervisor, host, carries })
     }
@@ -178,11 +183,21 @@ impl ProcessUplink {
 /// Carries frames between the switch and the present interface, until the sender of interfaces is
 /// dropped. The uplink starts on another thread: the start waits for answers of the supervisor,
 /// which the control thread reads.
-async fn carry(switch: Arc<Switch>, interface: String, mut hosts: watch::Receiver<HostPort>) {
+async fn carry(
+    switch: Arc<Switch>,
+    interface: String,
+    mut hosts: watch::Receiver<Option<HostPort>>,
+) {
     let (mut is_told, mut is_again) = (false, false);
     loop {
-        let (host, of, name) =
-            (hosts.borrow_and_update().port(), switch.clone(), interface.clone());
+        let host = hosts.borrow_and_update().as_ref().map(HostPort::port);
+        let Some(host) = host else {
+            if hosts.changed().await.is_err() {
+                return;
+            }
+            continue;
+        };
+        let (of, name) = (switch.clone(), interface.clone());
         let is_over = match aside(move || carried(&of, &name, host)).await {
             Some(Ok(uplink)) => {
                 is_told = false;

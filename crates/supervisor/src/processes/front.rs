@@ -426,7 +426,7 @@ impl Front<'_> {
         }
         self.processes.unless_paused(self.journals.closes()).await;
         processes.unless_paused(process.knows_ports()).await;
-        let joins = self.net().map_or(0, |net| net.outside().joins);
+        let joins = self.net().map(|net| net.outside().joins);
         // Opening an image may take the host long.
         let mut grant = tokio::select! {
             grant = self.grant() => grant?,

@@ -17,7 +17,7 @@ use manyring_protocol::nbd::NbdFailure;
 use manyring_serve::assemble::remote::Remote;
 use manyring_serve::credentials;
 use manyring_serve::outgoing::OutgoingMessage;
-use manyring_serve::times::{FRONT_RETRY, NBD_SHUT, RECLAIM};
+use manyring_serve::times::{FRONT_RETRY, NBD_SHUT, RECLAIM, UPLINK_RETRY};
 
 use connections::Connections;
 use manyring_backend::blk::{Disk, Ending, ImageDescriptors, ImageError, Marks};
@@ -96,7 +96,7 @@ pub(super) fn left_of(owned: &Owned) -> Result<Vec<Vec<OwnedFd>>, Errno> {
 
 /// The device's interface and the descriptors of its queues, for a command; nothing if the port
 /// has no interface.
-pub(super) async fn lent(net: &OwnedPort) -> Result<(Option<PortFacts>, Vec<OwnedFd>), String> {
+pub(super) async fn lent(net: &OwnedPort) -> Result<Lending, String> {
     let port = net.port().clone();
     let lent = aside(move || port.lend().transpose()).await.ok_or("internal error")?;
     let Some(lent) = lent.map_err(|errno| errno.to_string())? else {
@@ -116,6 +116,21 @@ pub(super) async fn lent(net: &OwnedPort) -> Result<(Option<PortFacts>, Vec<Owne
         chunk: facts.chunk,
     };
     Ok((Some(facts), queues))
+}
+
+/// The interface of an AF_XDP port whose sockets are lent later, for a command.
+pub(super) fn not_lent(net: &OwnedPort) -> PortFacts {
+    let port = net.port();
+    PortFacts {
+        interface: port.interface().unwrap_or_default().to_owned(),
+        is_macvtap: false,
+        offloads: 0,
+        mtu: port.mtu(),
+        table_key: None,
+        can_hash: false,
+        filter: said(port.host_filter()),
+        chunk: None,
+    }
 }
 
 /// Returns when all sockets of the interface are closed that were lent to the domain `former`: a
@@ -156,8 +171,9 @@ pub(super) struct RequestServer {
     pub(super) process: Arc<DeviceProcess>,
     pub(super) limits: watch::Receiver<Arc<Limits>>,
     pub(super) leases: Leases,
-    /// How often the port had joined its interface when its queues were handed over.
-    pub(super) joins: u64,
+    /// How often the port had joined its interface when its queues were handed over; `None`: they
+    /// are still to be handed over.
+    pub(super) joins: Option<u64>,
     /// The marks of the device process. Only for a disk that is locked while its rings run, or
     /// that is only read.
     pub(super) marks: Option<Arc<Marks>>,
@@ -168,6 +184,13 @@ pub(super) struct RequestServer {
 /// A connection to a server that is being made. Completes with the command that answers the
 /// request.
 type Connecting = Pin<Box<dyn Future<Output = OutgoingMessage> + Send>>;
+
+/// Queues that are being opened. Completes with how often the port had joined its interface then,
+/// and with the descriptors.
+type Renewing = Pin<Box<dyn Future<Output = (u64, Lending)> + Send>>;
+
+/// The interface of a port, if it has one, and the descriptors of its queues.
+type Lending = (Option<PortFacts>, Vec<OwnedFd>);
 
 impl RequestServer {
     /// Serves the requests of a device process about its device until that process has released the
@@ -190,6 +213,7 @@ impl RequestServer {
         let (mut limit, mut group) = (Limits::default().of(&self.device), self.leases.of_device());
         self.limits.mark_changed();
         let mut connecting: Option<Connecting> = None;
+        let mut renewing: Option<Renewing> = None;
         let server = self.server();
         loop {
             tokio::select! {
@@ -209,7 +233,8 @@ impl RequestServer {
                     connecting = None;
                     self.process.tell_in_turn(command, fds).await;
                 }
-                Ok(()) = changes.changed() => self.tell_changes().await,
+                renewed = renewed(&mut renewing) => renewing = self.tell_queues(renewed).await,
+                Ok(()) = changes.changed() => self.tell_changes(&mut renewing).await,
                 Ok(()) = self.limits.changed() => {
                     let now = self.limits.borrow_and_update().of(&self.device);
                     if limit != now {
@@ -220,7 +245,7 @@ impl RequestServer {
                 }
             }
         }
-        drop((connecting, group));
+        drop((connecting, renewing, group));
         if let Some((_, connections)) = server {
             self.shut(connections).await;
         }
@@ -263,35 +288,41 @@ impl RequestServer {
         tokio::spawn(async move { connections.closed().await });
     }
 
-    async fn tell_changes(&mut self) {
+    async fn tell_changes(&mut self, renewing: &mut Option<Renewing>) {
         let device = self.device.clone();
         let Some(net) = self.owned.as_port().cloned() else {
             return self.process.tell_in_turn(Command::Measure { device }, Vec::new()).await;
         };
         let outside = net.outside();
-        if outside.joins != self.joins && !outside.is_gone {
-            self.joins = outside.joins;
-            self.renew(&net).await;
+        if outside.is_gone {
+            *renewing = None;
+        } else if self.joins != Some(outside.joins) && renewing.is_none() {
+            *renewing = Some(Box::pin(renewal(net.clone(), self.process.name().to_owned())));
         }
         self.process.tell_in_turn(command(&net), Vec::new()).await;
     }
 
-    /// Sends the queues of the interface that the port has joined again.
-    async fn renew(&self, net: &OwnedPort) {
-        let device = self.device.clone();
-        match lent(net).await {
-            Ok((Some(PortFacts { filter, chunk, .. }), mut queues)) => {
-                // Without the flow table, which the process has already. `chunk`: the queues are
-                // AF_XDP sockets, and one more descriptor is their memory.
-                queues.truncate(net.queue_pairs() + usize::from(chunk.is_some()));
-                let queues = queues.into_iter().map(Into::into).collect();
-                self.process.tell_in_turn(Command::Queues { device, filter, chunk }, queues).await;
-            }
-            Ok((None, _)) => {}
-            Err(error) => {
-                tracing::error!(device, error, "sending its queues to the device process failed")
-            }
+    /// Sends the queues of the interface that the port has joined. Returns the next attempt if the
+    /// port has joined another one meanwhile.
+    async fn tell_queues(&mut self, (joins, lent): (u64, Lending)) -> Option<Renewing> {
+        let net = self.owned.as_port().cloned()?;
+        let outside = net.outside();
+        if outside.is_gone || outside.joins != joins {
+            let again = renewal(net, self.process.name().to_owned());
+            // A change tells of the interface when it is back.
+            return (!outside.is_gone).then(|| Box::pin(again) as Renewing);
         }
+        self.joins = Some(joins);
+        let (Some(PortFacts { filter, chunk, .. }), mut queues) = lent else { return None };
+        // Without the flow table, which the process has already. `chunk`: the queues are AF_XDP
+        // sockets, and one more descriptor is their memory.
+        queues.truncate(net.queue_pairs() + usize::from(chunk.is_some()));
+        let queues = queues.into_iter().map(Into::into).collect();
+        let device = self.device.clone();
+        self.process.tell_in_turn(Command::Queues { device, filter, chunk }, queues).await;
+        // The state of the interface again: the device checks the new queues when it comes.
+        self.process.tell_in_turn(command(&net), Vec::new()).await;
+        None
     }
 
     async fn done(&self, request: PrivilegedRequest) -> Result<(), Errno> {
@@ -350,6 +381,35 @@ async fn connect(
         Err(failure) => (Some(failure), Vec::new()),
     };
     (Command::Connected { number, failed }, fds.into_iter().map(Into::into).collect())
+}
+
+/// Opens the queues of a port for its device process, again and again until that succeeds.
+async fn renewal(net: Arc<OwnedPort>, process: String) -> (u64, Lending) {
+    let mut is_told = false;
+    loop {
+        let joins = net.outside().joins;
+        let lending = match let_go(&net, Some(&process)).await {
+            Ok(()) => lent(&net).await,
+            Err(error) => Err(error),
+        };
+        match lending {
+            Ok(lending) => return (joins, lending),
+            Err(error) if !std::mem::replace(&mut is_told, true) => {
+                let problem = "sending its queues to the device process failed; retrying";
+                tracing::error!(device = net.name(), error, "{problem}");
+            }
+            Err(_) => {}
+        }
+        sleep(UPLINK_RETRY).await;
+    }
+}
+
+/// Waits for the queues that are being opened; never returns while there are none.
+async fn renewed(renewing: &mut Option<Renewing>) -> (u64, Lending) {
+    match renewing {
+        Some(renewing) => renewing.await,
+        None => std::future::pending().await,
+    }
 }
 
 /// Waits for the connection that is being made; never returns while there is none.

@@ -2,7 +2,8 @@
 //! and then the devices whose front-ends connect.
 //!
 //! ```text
-//! process starts   switch + the uplink's queue, once the process before it has left the uplink
+//! process starts   switch + the uplink's queue, once the process before it has left the uplink;
+//!                  sockets of AF_XDP come later: guests need no uplink for each other
 //! before a device  every port that the process was not told of (`knows_ports`)
 //! afterwards       ports that come and go; what happens to the uplink's interface
 //! ```
@@ -14,7 +15,7 @@ use super::handoff::{DeviceHandoff, HandoffMessage};
 use super::lease_holders::Leases;
 use super::limits::Limits;
 use super::process::DeviceProcess;
-use super::request_server::{RequestServer, left_of, lent, let_go};
+use super::request_server::{RequestServer, left_of, lent, not_lent};
 use manyring_config::plan::domain_of_switch;
 use manyring_device::Owned;
 use manyring_device::net::{NetSide, OwnedPort};
@@ -30,19 +31,13 @@ pub(super) async fn keep_switch(process: Arc<DeviceProcess>) {
     let Some(asked) = lock(asked).take() else { return };
     let _lent = host.unlent().await;
     let (spec, owned) = host.given();
-    if let Some(uplink) = &owned {
-        // Who keeps a socket of AF_XDP of the process before this one sends on the interface.
-        let is_let_go = tokio::select! {
-            is_let_go = let_go(uplink, Some(process.name())) => is_let_go,
-            () = process.ended() => return,
-        };
-        if let Err(error) = is_let_go {
-            return has_no_uplink(&process, host, &error);
-        }
-    }
-    let joins = owned.as_ref().map_or(0, |uplink| uplink.outside().joins);
+    let mut joins = owned.as_ref().map(|uplink| uplink.outside().joins);
     let (uplink, fds) = match &owned {
         None => (None, Vec::new()),
+        Some(uplink) if is_xdp(uplink) => {
+            joins = None;
+            (Some(not_lent(uplink)), Vec::new())
+        }
         Some(uplink) => match lent(uplink).await {
             Ok(lent) => lent,
             Err(error) => return has_no_uplink(&process, host, &error),
@@ -58,6 +53,12 @@ pub(super) async fn keep_switch(process: Arc<DeviceProcess>) {
     }
 }
 
+/// The sockets of the interface are lent when the interface is there and nobody has those of the
+/// process before: whoever keeps one of them sends on the interface.
+fn is_xdp(uplink: &OwnedPort) -> bool {
+    uplink.port().kind() == "xdp"
+}
+
 /// Ends the process of a switch, which cannot be given its uplink. The next one is given it.
 fn has_no_uplink(process: &DeviceProcess, host: &SwitchHost, error: &str) {
     tracing::error!(switch = host.name(), error, "handing over the uplink failed");
@@ -68,7 +69,7 @@ fn has_no_uplink(process: &DeviceProcess, host: &SwitchHost, error: &str) {
 async fn serve_uplink(
     process: &Arc<DeviceProcess>,
     host: &SwitchHost,
-    (uplink, joins): (Option<Arc<OwnedPort>>, u64),
+    (uplink, joins): (Option<Arc<OwnedPort>>, Option<u64>),
     asked: mpsc::Receiver<PendingRequest>,
 ) {
     let Some(uplink) = uplink else { return process.ended().await };
@@ -152,9 +153,7 @@ impl Processes {
 
     /// The switches whose uplink has a program of this supervisor on its interface.
     pub(super) fn bound_uplinks(&self) -> Vec<String> {
-        let is_bound = |host: &Arc<SwitchHost>| {
-            host.uplink().is_some_and(|uplink| uplink.port().kind() == "xdp")
-        };
+        let is_bound = |host: &Arc<SwitchHost>| host.uplink().is_some_and(|uplink| is_xdp(&uplink));
         let all = self.switches.all_apart().into_iter().filter(is_bound);
         all.map(|host| host.name().to_owned()).collect()
     }

@@ -311,7 +311,7 @@ impl XenFront {
             process: process.clone(),
             limits,
             leases: self.processes.leases.clone(),
-            joins: 0,
+            joins: None,
             marks,
             // xenstore names only files: there is no NBD server.
             remote: None,

@@ -109,6 +109,8 @@ pub struct XdpPort {
     reception: Reception,
     shared: Arc<Shared>,
     replacer: Option<SocketReplacer>,
+    /// Held while sockets are made for another process.
+    lending: Mutex<()>,
 }
 
 /// An interface that was opened: its link, the XDP program on it, and a socket for each queue.
@@ -185,7 +187,8 @@ impl XdpPort {
         let replacer = replacer.transpose().map_err(|errno| system("start a thread", errno))?;
         let reception = Reception::default();
         reception.begin(name, &link);
-        Ok(Self { options: options.clone(), address: link.address, reception, shared, replacer })
+        let (options, address, lending) = (options.clone(), link.address, Mutex::default());
+        Ok(Self { options, address, reception, shared, replacer, lending })
     }
 
     /// The MAC address of the interface, if it has one: a network card delivers only frames to this
@@ -202,6 +205,8 @@ impl XdpPort {
     /// New sockets for another process, once nobody has those that were lent before. May block, for
     /// five seconds if a queue is busy.
     fn lent(&self) -> Result<Lent, Errno> {
+        // A lending that nobody waits for any more must not replace the sockets of a later one.
+        let _turn = self.lending.lock().unwrap_or_else(PoisonError::into_inner);
         if !self.are_former_closed()? {
             return Err(Errno::BUSY);
         }
