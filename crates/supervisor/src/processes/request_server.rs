@@ -212,8 +212,7 @@ impl RequestServer {
         // A device process starts without a limit: send the limit even if it has not changed.
         let (mut limit, mut group) = (Limits::default().of(&self.device), self.leases.of_device());
         self.limits.mark_changed();
-        let mut connecting: Option<Connecting> = None;
-        let mut renewing: Option<Renewing> = None;
+        let (mut connecting, mut renewing) = (None::<Connecting>, None::<Renewing>);
         let server = self.server();
         loop {
             tokio::select! {
