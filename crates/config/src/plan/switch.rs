@@ -10,7 +10,7 @@ use manyring_protocol::switch::{SwitchPortSpec, SwitchSpec, VlanSet, VlansSpec};
 use serde::Serialize;
 
 /// The bit of the group 01:80:c2:00:00:01, to which PAUSE frames are sent (802.3 annex 31B).
-const RETRY_DELAY: u32 = 1 << 1;
+const PAUSE: u32 = 1 << 1;
 
 /// A switch.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -89,7 +89,7 @@ impl SwitchPlan {
         numbers::check("age", age, &place)?;
         let mask = raw.group_fwd_mask.unwrap_or(0);
         numbers::check("group_fwd_mask", mask, &place)?;
-        if mask & RETRY_DELAY != 0 {
+        if mask & PAUSE != 0 {
             let problem = format!("{mask:#x} has bit 1: PAUSE frames end at every port (802.3)");
             return place.error("group_fwd_mask", problem);
         }
