@@ -114,6 +114,24 @@ fn guests_reach_each_other_while_their_uplink_is_away_and_the_host_when_it_is_ba
 }
 
 #[test]
+fn an_interface_that_is_made_anew_gets_rid_of_a_socket_of_the_uplink_that_somebody_keeps() {
+    const WAITS: &str = "AF_XDP sockets of a former device process are still open";
+    with_daemon(|daemon| {
+        let mut a = connect(&daemon, "a");
+        reaches(&mut a, &Host::on("v1"), b"before");
+        let _kept = sockets_of(&daemon, SWITCH);
+        kill_process(pid(&daemon, SWITCH), Signal::KILL).unwrap();
+        assert!(wait_until(|| daemon.log().contains(WAITS)), "{}", daemon.log());
+        run("ip link delete v0");
+        make_cable("v0", "v1");
+        run("ip link set v0 up promisc on");
+        reaches(&mut a, &Host::on("v1"), b"after");
+        assert_eq!(process(&daemon, SWITCH)["starts"], 2, "{}", daemon.log());
+        assert!(daemon.terminate().success());
+    });
+}
+
+#[test]
 fn threads_of_a_switch_that_are_taken_make_bind_and_change_no_socket_of_af_xdp() {
     with_daemon(|daemon| {
         let mut a = connect(&daemon, "a");

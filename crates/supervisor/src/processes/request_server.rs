@@ -155,6 +155,10 @@ pub(super) async fn let_go(net: &OwnedPort, former: Option<&str>) -> Result<(), 
             };
             tracing::error!(device, process, "{problem}");
         }
+        // Only the end of the interface unbinds a socket that somebody keeps: look for that.
+        if is_told {
+            net.port_may_have_changed();
+        }
         sleep((began.elapsed() / 8).clamp(Duration::from_millis(1), FRONT_RETRY)).await;
     }
 }
@@ -399,6 +403,7 @@ async fn renewal(net: Arc<OwnedPort>, process: String) -> (u64, Lending) {
             }
             Err(_) => {}
         }
+        net.port_may_have_changed();
         sleep(UPLINK_RETRY).await;
     }
 }
