@@ -27,7 +27,7 @@ use std::fs::File;
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// A network interface of a guest, `eth0`.
 #[derive(Clone, Copy, Debug)]
@@ -136,6 +136,11 @@ const LAST_LINES: usize = 20;
 const BOOT: Duration = Duration::from_secs(240);
 /// A guest whose script has ended stops its devices; beside a loaded host that can take long, too.
 const POWER_OFF: Duration = Duration::from_secs(300);
+/// The last line of a kernel of User Mode Linux. Its process has been seen to stay after that, with
+/// all its sockets closed.
+const HALTED: &str = "reboot: System halted";
+/// How long such a process may stay before the machine counts as off; it is killed with its guest.
+const PROCESS_ENDS: Duration = Duration::from_secs(20);
 
 /// A guest that was started; dropped, it is gone with everything it ran in.
 #[derive(Debug)]
@@ -317,8 +322,17 @@ impl Guest {
     /// The script failed or took longer than `limit`.
     pub fn finish(mut self, limit: Duration) -> Outcome<String> {
         self.until("the end of the guest's script", "GUEST_DONE", limit)?;
+        let mut halted = None;
         wait_for("the guest's power-off", POWER_OFF, || {
-            self.child.try_wait().context("the guest")
+            let ended = self.child.try_wait().context("the guest")?;
+            if ended.is_none() && self.said_since(self.forgotten)?.contains(HALTED) {
+                let since = *halted.get_or_insert_with(Instant::now);
+                // The kernel is off, and has closed its devices: only its process stays.
+                if since.elapsed() > PROCESS_ENDS {
+                    return Ok(Some(()));
+                }
+            }
+            Ok(ended.map(drop))
         })?;
         self.said()
     }
