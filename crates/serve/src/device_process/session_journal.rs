@@ -1,9 +1,9 @@
 //! `SupervisorJournal`: the journal of a session, which outlives this process in memory of the
 //! supervisor.
 //!
-//! The entries lie in a sealed memfd ([`journal`]): the supervisor has made it and reads no byte
-//! of it. Only descriptors are sent to the supervisor, each group under a name. An entry of the
-//! journal has the name of its descriptors. An update is made in this order:
+//! The entries lie in a sealed memfd ([`manyring_protocol::journal_layout`]): the supervisor has
+//! made it and reads no byte of it. Only descriptors are sent to the supervisor, each group under a
+//! name. An entry of the journal has the name of its descriptors. An update is made in this order:
 //!
 //! ```text
 //! send      the descriptors of the update, under a new name
