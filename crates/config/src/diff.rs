@@ -150,7 +150,7 @@ pub fn diff(running: &Plan, desired: &Plan) -> Vec<Step> {
 /// The class of a change of several keys: that of the key whose change costs the guest most.
 fn class(device: &Wanted, keys: &[String]) -> Class {
     let of = |key: &String| match (key.as_str(), device) {
-        // Without a value nobody knows which MTU it should be.
+        // A removed `mtu` gives no value to set on the running interface.
         ("mtu", Wanted::Net(net)) if net.options.mtu.is_none() => Class::Reconnect,
         (key, _) => class_of(key).unwrap_or(Class::Replace),
     };

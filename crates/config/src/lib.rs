@@ -14,9 +14,9 @@
 //! diff.rs              the steps that a change of the plan takes for each device
 //! explain.rs           rewords errors of the TOML parser for users
 //! ```
-//! A key is added in `raw.rs`, with its class, which says what a change of the key costs a guest,
-//! and with its numbers; it is resolved in `plan/`, to a field of the device's options if the
-//! device has it.
+//! A key is added in `tables.rs`, with its class, which says what a change of the key costs a
+//! guest, and with its numbers; it is resolved in `plan/`, to a field of the device's options if
+//! the device has it.
 //!
 //! ```
 //! let plan = manyring_config::parse(

@@ -1,4 +1,5 @@
-//! Looks up the device that a request names.
+//! Looks up the device that a request names, for resize, link, MTU and announce. PUT, PATCH and
+//! DELETE look up the plan instead (`devices/carry_out.rs` of the supervisor).
 
 use crate::refusal::Refusal;
 use crate::state::State;

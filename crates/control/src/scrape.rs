@@ -147,7 +147,7 @@ pub async fn serve(scraped: Option<Scraped>, state: State) {
             Some(_) = tasks.join_next() => continue,
         };
         match accepted {
-            // A client that gets no place is closed: no other client is idle.
+            // All places are taken, and no client is idle that could make room: close the new one.
             Ok((stream, _)) => {
                 let Some(place) = places.take(ANYBODY) else { continue };
                 let (router, busy) = (router.clone(), place.busy.clone());

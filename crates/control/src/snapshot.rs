@@ -1,4 +1,5 @@
-//! The answers of the API, as JSON: written by the daemon, read by `manyring stats`.
+//! The answers of the API about devices, as JSON: written by the daemon, read by `manyring stats`.
+//! Those about workers are in `manyring_serve::workers`.
 
 #![allow(unused_qualifications, reason = "utoipa's macros write types by longer paths than needed")]
 

@@ -85,8 +85,8 @@ async fn open(
     let pool = devices::pool(plan);
     let mut handoff = match takeover {
         Some(control) => {
-            // Guests wait from the request below on, so the slow start of the first worker, with
-            // its io_uring, comes before.
+            // `has_ring` starts the first worker and its io_uring, which is slow. Guests wait from
+            // the request for the takeover on, so the worker starts before that request.
             let _ = pool.has_ring();
             processes::Handoff::of(&control, devices::process_arguments(&plan.daemon)).await?
         }

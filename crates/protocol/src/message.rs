@@ -38,8 +38,9 @@ pub enum Command {
         /// The interface of the host to which its frames go, if they do.
         port: Option<PortFacts>,
     },
-    /// Create the switch; this command precedes those for its ports. File descriptors, if there is
-    /// an uplink: its queue, or its AF_XDP socket and the memory of the socket.
+    /// Create the switch; this command precedes those for its ports. File descriptor, if there is
+    /// an uplink by a tap or a macvtap: its queue. The socket of an AF_XDP uplink follows in
+    /// [`Self::Queues`].
     Switch {
         /// The name of the uplink in commands and reports.
         device: String,
@@ -101,9 +102,10 @@ pub enum Command {
         /// How often the guest was asked to announce itself.
         announcements: u64,
     },
-    /// Use the queues of another interface, which the supervisor has opened in place of one that
-    /// was deleted. File descriptors: one for each queue pair; then, with `chunk`, one for the
-    /// memory of the AF_XDP sockets.
+    /// Use the queues of an interface that the supervisor has opened: the AF_XDP socket of the
+    /// uplink of a switch, or the queues in place of those of a deleted interface. File
+    /// descriptors: one for each queue pair; then, with `chunk`, one for the memory of the AF_XDP
+    /// sockets.
     Queues {
         /// The device's name.
         device: String,

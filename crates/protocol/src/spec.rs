@@ -37,7 +37,7 @@ pub struct FrontEndSpec {
     pub handshake_timeout: u64,
     /// Guest memory may lie in files on a local disk.
     pub memory_on_disk: bool,
-    /// Bytes of guest memory at most; `None`: as many as any session may have.
+    /// The most bytes of guest memory; `None`: the bound that holds for every session.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub memory_max: Option<u64>,
 }
@@ -60,7 +60,7 @@ pub struct BlkSpec {
     pub disk: DiskSpec,
     /// How it is served.
     pub options: BlkOptions,
-    /// What goes wrong, to test guests.
+    /// The faults that the device makes on purpose, to test guests.
     pub fault: Option<DiskFaultSpec>,
 }
 
@@ -103,7 +103,7 @@ pub struct NetSpec {
     pub mac: MacAddress,
     /// How it is served, with the MTU as it is now.
     pub options: NetOptions,
-    /// What goes wrong, to test guests.
+    /// The faults that the device makes on purpose, to test guests.
     pub fault: Option<NetFaultSpec>,
 }
 
@@ -136,7 +136,7 @@ pub struct XenBlkSpec {
     pub disk: DiskSpec,
     /// How it is served.
     pub options: XenBlkOptions,
-    /// What goes wrong, to test guests.
+    /// The faults that the device makes on purpose, to test guests.
     pub fault: Option<DiskFaultSpec>,
 }
 

@@ -103,8 +103,8 @@ impl AssembleError {
         is_slow || self.is_held()
     }
 
-    /// True if the error is one of an image, or of a file that a user has named and that is not
-    /// there. It concerns only its own device.
+    /// True if the error concerns one device alone: its image, its NBD server or helper, or a file
+    /// that a user has named and that is missing.
     pub fn is_of_image(&self) -> bool {
         matches!(
             self,

@@ -53,7 +53,8 @@ impl Counts {
         self.port.as_ref()?.counted()
     }
 
-    /// A file for the next device process, whose counters begin at zero.
+    /// Replaces the file of counters by a blank one, and returns a descriptor of it for the next
+    /// device process.
     pub fn begin(&self) -> Result<OwnedFd, Errno> {
         let queues = self.before.lock().unwrap_or_else(PoisonError::into_inner).len();
         let file = blank(queues)?;

@@ -154,7 +154,8 @@ pub const CHANNEL_RETRY: Duration = Duration::from_millis(10);
 pub const FRONT_CONNECT: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(2));
 /// Delay before a client, or a device process, is tried again.
 pub const FRONT_RETRY: Duration = Duration::from_millis(200);
-/// Delay before a device process tries again to start the uplink of its switch.
+/// Delay before the uplink of a switch is started again in its device process, and before the
+/// supervisor opens the queues of an interface again for a device process.
 pub const UPLINK_RETRY: Duration = Duration::from_secs(1);
 /// Requests in flight end before a disk becomes smaller. Over: the resize fails with EBUSY.
 pub const SHRINK: Duration = Duration::from_secs(10);
@@ -205,9 +206,10 @@ pub const XEN_FILE_RETRY: Duration = Duration::from_millis(100);
 pub const XEN_BIND: Duration = Duration::from_secs(2);
 /// Delay before the event channel is tried again.
 pub const XEN_BIND_RETRY: Duration = Duration::from_millis(20);
-/// Longest time between two looks at journals for a spoiled one.
+/// Longest time between two checks of the journals of Xen rings, for one that is missing, cut or
+/// too long.
 pub const XEN_JOURNALS_LOOK: Duration = Duration::from_secs(1);
-/// Shortest time between two such looks.
+/// Shortest time between two such checks.
 pub const XEN_JOURNALS_MIN: Duration = Duration::from_millis(10);
 /// A process that ends releases the locks of the disks. Over: the start fails.
 pub const XEN_LOCKS: Duration = Duration::from_secs(5);

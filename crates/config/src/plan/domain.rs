@@ -10,8 +10,9 @@ pub const ANY_USER: &str = "user:";
 /// Prefix of the domains of switches. All ports of a switch share a device process, since copying a
 /// frame from port to port needs the memory of both guests in one process.
 pub const SWITCH: &str = "switch:";
-/// Why no device process serves a port that registers a guest's memory: the process that has mapped
-/// the memory must do that, before the socket is bound.
+/// The error for `zero_copy = true` of a device in a device process. The process that maps the
+/// guest's memory must register that memory with a socket of AF_XDP before the socket is bound. A
+/// device process would so have an unbound socket, which it could bind to any interface.
 const UNBOUND: &str = "true is not served by a device process: it would have a socket of AF_XDP \
                        that is not bound yet, which can be bound to any interface of the host; use \
                        manyring net, or domains = \"one\"";
@@ -63,8 +64,8 @@ impl Wanted {
 }
 
 impl XenBlkPlan {
-    /// The domain in whose device process the disks of a guest, the Xen domain `guest`, are served;
-    /// `None`: the daemon serves them.
+    /// The trust domain whose device process serves the disks of the Xen guest with the number
+    /// `guest`; `None`: the daemon serves them.
     pub fn domain(&self, domains: Domains, guest: u16) -> Option<String> {
         let name = &self.name;
         match domains {

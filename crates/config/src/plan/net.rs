@@ -23,7 +23,8 @@ pub struct NetPlan {
     /// How it is served, in whichever process; its address is known with its interface.
     #[serde(flatten)]
     pub options: NetOptions,
-    /// None: the interface's, if its guest must have that one, else made from name and socket.
+    /// `None`: the address of the interface, if the guest must use that one (macvtap, AF_XDP), else
+    /// one that is made from the device's name and socket.
     #[serde(serialize_with = "serialize_mac")]
     pub mac: Option<MacAddress>,
     /// The bridge that the interface joins.
@@ -148,7 +149,7 @@ impl NetPlan {
             up: raw.up,
             sndbuf: raw.sndbuf,
             txqueuelen: raw.txqueuelen,
-            // A merged frame is one that the host must cut.
+            // The host must segment a merged packet: that needs the offload of segments.
             merge: raw.merge.unwrap_or(true) && offload == Offload::All,
             steer: raw.steer.unwrap_or(true),
             pcap: raw.pcap,
@@ -200,8 +201,8 @@ impl NetPlan {
         }
     }
 
-    /// The address of a guest that was given none: it stays the same for this name and socket.
-    /// Devices of several processes may have the same name.
+    /// The address of a guest whose device has no key `mac`. It is made from name and socket, so it
+    /// stays the same at each start; the name alone would not do, since two daemons may use it.
     pub fn made_mac(&self) -> MacAddress {
         let socket = match &self.device.socket {
             SocketPlan::Listen { path, .. } | SocketPlan::Connect { path } => {

@@ -48,7 +48,7 @@ pub struct XenBlkPlan {
     /// How its disks are served, in whichever process, as far as the tool stack allows it.
     #[serde(flatten)]
     pub options: XenBlkOptions,
-    /// The folder of what outlives the daemon.
+    /// The folder of the journals of rings, which the next daemon reads.
     pub state_dir: PathBuf,
     /// The limit of each disk by itself.
     #[serde(skip_serializing_if = "LimitPlan::is_none")]

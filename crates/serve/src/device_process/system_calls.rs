@@ -1,12 +1,15 @@
-//! The system calls of a device process: a list for the process, and a shorter one for each of its
-//! threads.
+//! The system calls (seccomp) that a device process may make: a list for the process, and a shorter
+//! one for each of its threads.
 //!
 //! ```text
-//! worker    io_urings, transfers, doorbells     janitor   questions about descriptors, /proc
-//! disk      transfers                           control   as the janitor, and sockets of sessions;
-//! server    a disk's server, pairs of sockets             beside it, threads for calls that block
-//! log       to write                            starter   to make threads and shorten their lists
-//! lookout   what /proc says of threads
+//! worker    io_urings, transfers, doorbells
+//! disk      transfers
+//! server    sockets of an NBD server, pairs of sockets
+//! log       writes
+//! lookout   reads of /proc about threads
+//! janitor   questions about descriptors, reads of /proc
+//! control   the janitor's, and sockets of sessions; also for threads that make blocking calls
+//! starter   making threads, and shortening their lists
 //! ```
 //! The process has the list of the starter: all of these together. Each thread also has the calls
 //! that every thread needs. A list only becomes shorter: a compromised worker makes no thread,

@@ -1,4 +1,5 @@
-//! `Question`: what a device process was asked and has not answered.
+//! `Question`: what a device process was asked and has not answered. After `PROCESS_ANSWER` the
+//! process is killed; after `PROCESS_COUNTERS_WAIT` it is shown as unresponsive (`mod.rs`).
 
 use manyring_protocol::message::{Command, Report};
 use manyring_serve::times::PROCESS_ANSWER;
