@@ -88,8 +88,8 @@ impl Places {
         true
     }
 
-    /// Stores the task of the client that took the last place. The caller has not awaited since
-    /// [`Self::take`], so no other client took a place meanwhile.
+    /// Stores the task that serves the client which took the newest place. The caller must not
+    /// await between [`Self::take`] and this call: the newest place would then be another client's.
     pub(super) fn serve(&self, task: AbortHandle) {
         if let Some(last) = self.lock().last_mut() {
             last.task = Some(task);

@@ -41,8 +41,8 @@ impl IntoResponse for Refusal {
     }
 }
 
-/// Runs work that may block on a thread of its own, so that the control thread serves others
-/// meanwhile. Fails with status 500 if the work panicked.
+/// Runs `work`, which may block, on a thread of its own. The control thread serves other clients
+/// until `work` ends. The status is 500 if `work` panicked.
 pub(super) async fn aside<T: Send + 'static>(
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T, Refusal> {

@@ -72,8 +72,9 @@ impl Refused {
         let mut uid = uid;
         if users.len() >= USERS_MAX && !users.contains_key(&uid) {
             let rested = users.extract_if(|_, lines| lines.rate.is_rested(now));
-            // These users' entries are dropped to make room: the next line of the users who share a
-            // count reports the lines that were left out.
+            // The table is full: the entries of users without recent refusals are removed. The
+            // lines that were left out for them are added to the count that all further users
+            // share, and the next line of these users reports it.
             let left_out: u64 = rested.map(|(_, lines)| lines.left_out).sum();
             if left_out > 0 {
                 users.entry(OTHERS).or_insert_with(new).left_out += left_out;

@@ -147,7 +147,8 @@ pub async fn serve(scraped: Option<Scraped>, state: State) {
             Some(_) = tasks.join_next() => continue,
         };
         match accepted {
-            // All places are taken, and no client is idle that could make room: close the new one.
+            // Without a place the new client is disconnected: no older client is idle and could be
+            // disconnected instead.
             Ok((stream, _)) => {
                 let Some(place) = places.take(ANYBODY) else { continue };
                 let (router, busy) = (router.clone(), place.busy.clone());

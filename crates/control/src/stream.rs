@@ -35,7 +35,8 @@ impl ClientStream {
         self.janitor.clone()
     }
 
-    /// Sends as many of the bytes as the socket's buffer takes, without waiting.
+    /// Sends the part of `bytes` that fits into the socket's buffer, and drops the rest. Never
+    /// blocks.
     pub(super) fn try_write(&self, bytes: &[u8]) {
         let _ = self.stream.as_ref().map(|stream| stream.try_write(bytes));
     }
@@ -79,8 +80,8 @@ impl AsyncRead for ClientStream {
 
 /// Receives some bytes, and the file descriptors that come with them.
 fn receive(stream: &UnixStream, into: &mut [u8]) -> io::Result<(usize, Vec<OwnedFd>)> {
-    // Room for as many descriptors as a message can carry: the kernel closes any that do not fit,
-    // on this thread.
+    // The buffer holds as many descriptors as the kernel allows in a message. The kernel would
+    // close all others on this thread, and such a close may block.
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MESSAGE_FDS_MAX))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;

@@ -410,7 +410,8 @@ mod tests {
 
     #[test]
     fn frames_go_through_a_pipe_as_into_a_file_and_without_its_header() {
-        // A child that another test starts meanwhile must not have the end that is written to.
+        // CLOEXEC: a child of another test that inherited `writes` would keep the pipe open, and
+        // the read below would never end.
         let (reads, writes) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).unwrap();
         let port = PcapPort::streamed(Arc::new(NullPort::new(1, 64)), writes, "lan").unwrap();
         let memory = Arc::new(Mapping::anonymous(4096).unwrap());

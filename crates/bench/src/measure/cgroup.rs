@@ -29,7 +29,8 @@ impl MemoryGroup {
         group.kib().map(|_| group)
     }
 
-    /// What `start` returns; the processes that it starts are in the group.
+    /// Calls `start` with this process in the group, and returns its result. All processes that
+    /// `start` starts are in the group.
     pub(crate) fn with<T>(&self, start: impl FnOnce() -> T) -> T {
         let enter = |group: &Path| {
             let _ = fs::write(group.join("cgroup.procs"), std::process::id().to_string());

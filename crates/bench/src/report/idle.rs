@@ -20,10 +20,10 @@ pub(crate) struct IdleSample {
     pub(crate) resident_kib: f64,
     /// Resident memory in KiB of each further device: what one device takes is left out.
     pub(crate) kib_per_device: f64,
-    /// What the kernel charges to the memory cgroup of its processes, in KiB: also the kernel's own
-    /// memory for them. 0 where no such group can be made.
+    /// Memory that the kernel charges to the memory cgroup of all its processes, in KiB, with the
+    /// kernel's own memory for these processes. 0 where no such group can be made.
     pub(crate) group_kib: f64,
-    /// The same for each further device.
+    /// Charged memory in KiB of each further device: the charge of one device is left out.
     pub(crate) group_kib_per_device: f64,
 }
 

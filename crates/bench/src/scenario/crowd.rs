@@ -16,7 +16,7 @@ const NET: (&str, &str) = ("net", "null = true");
 /// Disks of eight queues, as a VMM makes them for eight CPUs: for a crowd of one kind.
 const DISK_OF_EIGHT: (&str, &str) = ("blk", "null = '64G'\nnum_queues = 8");
 
-/// What the devices of a crowd are.
+/// The kinds of the devices of a crowd.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Devices {
     /// Disks of one queue and networks of one pair in turn.

@@ -52,9 +52,9 @@ impl<R: Chains> Handler<R> for BlkQueue {
         self.requests.acknowledge();
     }
 
-    /// A full queue does not ask the driver for kicks, and retries nothing: only a completion of
-    /// the disk makes room. After that it asks for a kick again, and checks the ring for requests
-    /// that came meanwhile.
+    /// A full queue asks the driver for no kicks and retries nothing: it takes no request before
+    /// the disk completes one. The queue then asks for kicks again, and checks the ring for
+    /// requests that the driver has added without a kick.
     fn waits(&self, queue: &R) -> Waits {
         let has_place = !self.is_full(queue);
         let limited_ns = self.limited_until_ns();

@@ -387,8 +387,8 @@ fn peek_plain(stream: impl AsFd, missing: usize) -> io::Result<Option<usize>> {
 /// Makes one call of `recvmsg` for at most `missing` bytes, without waiting.
 fn receive_once(stream: impl AsFd, missing: usize) -> io::Result<Received> {
     let mut bytes = vec![0; missing];
-    // Room for as many descriptors as a message can have: the kernel closes any that do not fit, on
-    // this thread.
+    // The buffer holds as many descriptors as the kernel allows in a message. The kernel would
+    // close all others on this thread, and such a close may block.
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MESSAGE_FDS_MAX))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
