@@ -16,25 +16,23 @@ pub use fields::shown;
 pub use format::LogFormat;
 
 use crate::service::is_journal;
-use crate::times::{LOG_FINISH, LOG_REFUSAL};
+use crate::times::{LOG_FINISH, LOG_LINE_EACH, LOG_REFUSAL};
 use lines::{Lines, Stderr};
 use manyring_backend::sys::starter::{self, ThreadRole};
-use rustix::time::{ClockId, clock_gettime};
+use manyring_engine::Rate;
 use std::backtrace::{Backtrace, BacktraceStatus};
 use std::io::{self, IsTerminal, Write};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, OnceLock, PoisonError};
-use std::time::Duration;
+use tokio::time::Instant;
 use tracing::{Level, Metadata};
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::fmt::MakeWriter;
 
 /// Warnings and errors that may come at once.
-const BURST: u64 = 50;
+const BURST: u32 = 50;
 /// Lines of level info that may come at once: a start with many devices has some for each.
-const INFO_BURST: u64 = 1000;
-/// Lines a second after that, of each sort.
-const PER_SECOND: u64 = 10;
+const INFO_BURST: u32 = 1000;
 
 /// True once guests may be served: from then on no thread waits for standard error.
 static SERVES: AtomicBool = AtomicBool::new(false);
@@ -179,33 +177,22 @@ enum Verdict {
     Drop,
 }
 
-/// A bucket of tokens, full at first; [`PER_SECOND`] new ones a second.
+/// The bound on the lines of one sort, and how many lines it has kept back.
 #[derive(Debug)]
 struct Limit {
-    /// In billionths of a token: one nanosecond brings [`PER_SECOND`].
-    tokens: u64,
-    tokens_max: u64,
-    last: Duration,
+    rate: Rate,
     suppressed: u64,
 }
 
-/// One token.
-const TOKEN: u64 = 1_000_000_000;
-
 impl Limit {
-    fn new(burst: u64) -> Self {
-        let tokens = burst * TOKEN;
-        Self { tokens, tokens_max: tokens, last: Duration::ZERO, suppressed: 0 }
+    fn new(burst: u32) -> Self {
+        Self { rate: Rate::of(burst, LOG_LINE_EACH, Instant::now()), suppressed: 0 }
     }
 
     /// Decides on a line at `now`.
-    fn decide(&mut self, now: Duration) -> Verdict {
-        let elapsed = u64::try_from(now.saturating_sub(self.last).as_nanos()).unwrap_or(u64::MAX);
-        self.last = now;
-        let earned = elapsed.saturating_mul(PER_SECOND);
-        self.tokens = self.tokens.saturating_add(earned).min(self.tokens_max);
-        if self.tokens >= TOKEN {
-            self.tokens -= TOKEN;
+    fn decide(&mut self, now: Instant) -> Verdict {
+        if self.rate.due() <= now {
+            self.rate.charge(LOG_LINE_EACH, now);
             return Verdict::Show { suppressed: std::mem::take(&mut self.suppressed) };
         }
         self.suppressed += 1;
@@ -251,9 +238,7 @@ impl<'a> MakeWriter<'a> for Limited {
             Level::INFO => &self.infos,
             level => return Line { shown: true, head: head(level) },
         };
-        let now = clock_gettime(ClockId::Monotonic);
-        let now = Duration::try_from(now).unwrap_or_default();
-        let verdict = limit.lock().unwrap_or_else(PoisonError::into_inner).decide(now);
+        let verdict = limit.lock().unwrap_or_else(PoisonError::into_inner).decide(Instant::now());
         match verdict {
             Verdict::Show { suppressed: 0 } => {}
             Verdict::Show { suppressed } => self.notice(&format!("{suppressed} lines suppressed")),
@@ -287,6 +272,7 @@ impl Write for Line {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::time::Duration;
 
     #[test]
     fn a_line_of_a_device_process_names_the_device_process_whatever_the_device_process_has_written()
@@ -306,7 +292,7 @@ mod tests {
     }
 
     /// How many of `count` lines, one each `step`, are shown, and how many are said to be lost.
-    fn flood(limit: &mut Limit, start: Duration, step: Duration, count: u32) -> (u64, u64, u64) {
+    fn flood(limit: &mut Limit, start: Instant, step: Duration, count: u32) -> (u32, u64, u64) {
         let (mut shown, mut told, mut notices) = (0, 0, 0);
         for n in 0..count {
             match limit.decide(start + step * n) {
@@ -323,10 +309,9 @@ mod tests {
 
     #[test]
     fn a_burst_passes_and_the_rest_is_said_to_be_suppressed_once() {
-        let mut limit = Limit::new(BURST);
-        let (shown, told, notices) = flood(&mut limit, Duration::from_secs(9), Duration::ZERO, 500);
-        assert_eq!((shown, told, notices), (BURST, 0, 1));
-        let later = limit.decide(Duration::from_secs(10));
+        let (mut limit, start) = (Limit::new(BURST), Instant::now());
+        assert_eq!(flood(&mut limit, start, Duration::ZERO, 500), (BURST, 0, 1));
+        let later = limit.decide(start + Duration::from_secs(1));
         assert_eq!(later, Verdict::Show { suppressed: 450 });
     }
 
@@ -335,7 +320,7 @@ mod tests {
         let mut limit = Limit::new(BURST);
         // 1000 lines a second for a minute.
         let step = Duration::from_millis(1);
-        let (shown, told, _) = flood(&mut limit, Duration::ZERO, step, 60_000);
+        let (shown, told, _) = flood(&mut limit, Instant::now(), step, 60_000);
         assert!((600 + BURST - 1..=600 + BURST).contains(&shown), "{shown}");
         assert!(told >= 59_000, "{told}");
     }
@@ -344,14 +329,14 @@ mod tests {
     fn a_slow_trickle_is_never_touched() {
         let mut limit = Limit::new(BURST);
         let step = Duration::from_millis(100);
-        assert_eq!(flood(&mut limit, Duration::ZERO, step, 10_000), (10_000, 0, 0));
+        assert_eq!(flood(&mut limit, Instant::now(), step, 10_000), (10_000, 0, 0));
     }
 
     #[test]
-    fn a_clock_that_goes_back_or_jumps_gives_no_more_than_a_burst() {
-        let mut limit = Limit::new(BURST);
-        let far = Duration::MAX;
+    fn a_clock_that_jumps_gives_no_more_than_a_burst() {
+        let (mut limit, start) = (Limit::new(BURST), Instant::now());
+        let far = start + Duration::from_secs(1 << 32);
         assert_eq!(flood(&mut limit, far, Duration::ZERO, 100).0, BURST);
-        assert_eq!(flood(&mut limit, Duration::ZERO, Duration::ZERO, 100).0, 0);
+        assert_eq!(flood(&mut limit, start, Duration::ZERO, 100).0, 0);
     }
 }

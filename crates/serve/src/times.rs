@@ -131,6 +131,8 @@ pub const REAP_STATUS: Duration = Duration::from_millis(100);
 pub const PROCESS_QUIT: Duration = Duration::from_secs(2);
 /// The last lines of a process that has ended arrive. Over: they are lost.
 pub const LAST_LINES: Duration = Duration::from_millis(50);
+/// The log may have one more line of a level, when more lines came at once than may.
+pub const LOG_LINE_EACH: Duration = Duration::from_millis(100);
 /// A process whose denied calls were logged may have one more line.
 pub const DENIED_LINE_EACH: Duration = Duration::from_secs(10);
 

@@ -15,9 +15,8 @@
 use super::State;
 use super::port::HasPort;
 use manyring_backend::net::tap::TapError;
-use manyring_engine::aside;
+use manyring_engine::{Rate, aside};
 use manyring_wire::net::VIRTIO_NET_F_GUEST_ANNOUNCE;
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 use tokio::time::{Instant, timeout};
 
@@ -30,24 +29,29 @@ const RETRY_DELAY: Duration = Duration::from_millis(50);
 /// The shortest time between two losses of the interface that are logged.
 const LOG_INTERVAL: Duration = Duration::from_secs(10);
 
-/// The state of the log: the last loss, further ones, and why joining fails.
-#[derive(Debug, Default)]
+/// The state of the log: when the next loss may be logged, the losses since the last that was
+/// logged, and why joining fails.
+#[derive(Debug)]
 pub(super) struct Told {
-    lost_at: Option<Instant>,
-    losses: AtomicU32,
+    losses: Rate,
+    unlogged: u32,
     why: Option<TapError>,
 }
 
 impl Told {
-    /// True if this loss must be logged.
-    fn lose(&mut self) -> bool {
+    fn new() -> Self {
+        Self { losses: Rate::of(1, LOG_INTERVAL, Instant::now()), unlogged: 0, why: None }
+    }
+
+    /// The losses since the last one that was logged, if this one must be logged.
+    fn lose(&mut self) -> Option<u32> {
         let now = Instant::now();
-        self.losses.fetch_add(1, Ordering::Relaxed);
-        let is_due = self.lost_at.is_none_or(|at| now - at >= LOG_INTERVAL);
-        if is_due {
-            self.lost_at = Some(now);
-        }
-        is_due
+        self.unlogged += 1;
+        let is_due = self.losses.due() <= now;
+        is_due.then(|| {
+            self.losses.charge(LOG_INTERVAL, now);
+            std::mem::take(&mut self.unlogged)
+        })
     }
 }
 
@@ -64,7 +68,7 @@ impl<T: HasPort> Presence for T {}
 pub(super) trait Presence: HasPort {
     /// See [`NetSide::look_after_port`](super::NetSide::look_after_port).
     async fn look_after(&self) {
-        let (host, mut told) = (self.host(), Told::default());
+        let (host, mut told) = (self.host(), Told::new());
         loop {
             let hint = host.hint.notified();
             if host.port.is_reported() {
@@ -89,8 +93,9 @@ pub(super) trait Presence: HasPort {
 
     async fn lose_port(&self, told: &mut Told) {
         self.with(|state| (state.is_gone, state.is_loss_shown) = (true, true));
-        if self.host().port.is_own() && told.lose() {
-            let (device, losses) = (self.name(), told.losses.swap(0, Ordering::Relaxed));
+        let losses = if self.host().port.is_own() { told.lose() } else { None };
+        if let Some(losses) = losses {
+            let device = self.name();
             let interface = self.host().port.interface().unwrap_or_default();
             tracing::warn!(
                 device,

@@ -3,16 +3,16 @@
 use crate::channel::watched;
 use crate::times::DENIED_LINE_EACH;
 use manyring_backend::sys::denied::{self, DeniedCall};
-use manyring_engine::aside;
+use manyring_engine::{Rate, aside};
 use rustix::fd::OwnedFd;
 use std::io;
 use std::sync::OnceLock;
 use tokio::io::Interest;
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep_until};
 
 /// Lines that are logged at once. After these, one line is logged in each [`DENIED_LINE_EACH`], so
 /// that a compromised device process cannot fill the log.
-const LINES_MAX: u32 = 20;
+const LINES_AT_ONCE: u32 = 20;
 
 static EVENT: OnceLock<OwnedFd> = OnceLock::new();
 
@@ -28,7 +28,7 @@ pub(super) async fn tell() {
     let event = EVENT.get().and_then(|event| event.try_clone().ok());
     let event = event.and_then(|event| watched(event, Interest::READABLE).ok());
     let Some(event) = event else { return std::future::pending().await };
-    let mut command = 0;
+    let mut rate = Rate::of(LINES_AT_ONCE, DENIED_LINE_EACH, Instant::now());
     loop {
         let read = |fd: &OwnedFd| Ok(rustix::io::read(fd, &mut [0; 8])?);
         if event.async_io(Interest::READABLE, read).await.is_err() {
@@ -36,21 +36,20 @@ pub(super) async fn tell() {
         }
         let (calls, mut more) = denied::take();
         for (index, call) in calls.iter().enumerate() {
-            if command >= LINES_MAX && index > 0 {
+            if rate.due() > Instant::now() {
                 more += calls.len() - index;
                 break;
             }
             let DeniedCall { call, thread } = *call;
             let name = aside(move || name_of(thread)).await.unwrap_or_default();
             tracing::warn!(call, thread, name, "system call denied by the sandbox");
-            command += 1;
+            rate.charge(DENIED_LINE_EACH, Instant::now());
         }
         if more > 0 {
             tracing::warn!(more, "further system calls denied by the sandbox");
         }
-        if command >= LINES_MAX {
-            sleep(DENIED_LINE_EACH).await;
-        }
+        // The calls of the time until the next line are counted, and named together.
+        sleep_until(rate.due()).await;
     }
 }
 
