@@ -24,6 +24,7 @@ pub mod assemble;
 pub mod bucket;
 pub mod byte_stream;
 pub mod channel;
+pub mod control_client;
 pub mod counts;
 pub mod credentials;
 pub mod device_process;

@@ -8,7 +8,6 @@
 //! processes/             a device process for each trust domain; takeovers
 //! xen.rs, xen/           the disks of Xen guests, from xenstore
 //! model/                 the devices, their changes and events, as the control API shows them
-//! client.rs              sends a request to another daemon, by its control socket
 //! links.rs               tells network devices of changes of the host's interfaces
 //! ```
 //! The supervisor of `manyring run` serves no queue of a device that has a device process, and maps
@@ -21,7 +20,6 @@
 #![deny(unsafe_code)]
 #![deny(clippy::print_stdout, clippy::print_stderr)]
 
-pub mod client;
 pub mod devices;
 mod links;
 pub mod model;

@@ -10,6 +10,7 @@ use manyring_engine::{Janitor, aside};
 use manyring_protocol::message;
 use manyring_protocol::nbd::{ExportSpec, NbdTarget};
 use manyring_serve::channel::{Came, Channel, NO_FDS, watched};
+use manyring_serve::control_client;
 use manyring_serve::outgoing::by_name;
 use manyring_serve::service::HandedSocket;
 use manyring_serve::times::{HANDOFF_END, HANDOFF_OPEN};
@@ -68,7 +69,7 @@ impl Handoff {
         let mut refused = tokio::spawn(async move {
             let post = (hyper::Method::POST, "/v1/takeover");
             let max_wait = HANDOFF_END + HANDOFF_OPEN;
-            crate::client::change::<serde_json::Value>(&asked, post, body, max_wait).await
+            control_client::change::<serde_json::Value>(&asked, post, body, max_wait).await
         });
         let accepted = tokio::select! {
             accepted = accept(&listener) => accepted.map_err(failed),
@@ -227,7 +228,7 @@ impl Handoff {
 
 /// The number of device processes of a supervisor; `None` if its answer lacks it.
 async fn processes_of(control: &Path) -> Option<usize> {
-    let shown = crate::client::look::<serde_json::Value>(control, "/v1/processes").await;
+    let shown = control_client::look::<serde_json::Value>(control, "/v1/processes").await;
     let is_there = |process: &&serde_json::Value| process["pid"] != 0;
     let count = |shown: serde_json::Value| {
         Some(shown["processes"].as_array()?.iter().filter(is_there).count())

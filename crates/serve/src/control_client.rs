@@ -1,12 +1,12 @@
 //! The client of the control API: sends one request to a running daemon.
 
+use crate::times::{CLIENT_ANSWER, CLIENT_RETRY};
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::body::Bytes;
 use hyper::client::conn::http1::handshake;
 use hyper::{Method, Request, StatusCode};
 use hyper_util::rt::TokioIo;
 use manyring_config::plan::unexpanded;
-use manyring_serve::times::{CLIENT_ANSWER, CLIENT_RETRY};
 use serde::de::DeserializeOwned;
 use std::error::Error;
 use std::io::{self, ErrorKind};
