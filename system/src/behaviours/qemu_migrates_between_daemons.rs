@@ -14,10 +14,11 @@ use std::time::{Duration, Instant};
 pub(super) const BEHAVIOUR: Behaviour = Behaviour { name: "qemu_migrates_between_daemons", run };
 
 /// Two writers that go through the page cache, and empty it before they read; one whose data stays
-/// in memory; and one that talks to the host.
+/// in memory; and one on each CPU that talks to the host by the pair of that CPU.
 const SCRIPT: &str = r#"
 [ "$(cut -c35 /sys/block/vda/device/features)" = 1 ] || fail "the disk's rings are not packed"
 network
+must ethtool -L eth0 combined 4
 wrong() { echo "$1" >> /tmp/bad; }
 disk() {
     while [ ! -e /tmp/stop ]; do
@@ -41,18 +42,21 @@ cached() {
 }
 heard() {
     while [ ! -e /tmp/stop ]; do
-        ping -c 1 -W 1 $HOST > /dev/null 2>&1 && echo x >> /tmp/heard
+        taskset $((1 << $1)) ping -c 1 -W 1 $HOST > /dev/null 2>&1 && echo x >> /tmp/heard$1
     done
 }
-disk 0 & disk 1 & cached & heard &
-while [ ! -s /tmp/disk ] || [ ! -s /tmp/cached ] || [ ! -s /tmp/heard ]; do sleep 0.2; done
+all="disk cached heard0 heard1 heard2 heard3"
+disk 0 & disk 1 & cached & heard 0 & heard 1 & heard 2 & heard 3 &
+for what in $all; do
+    while [ ! -s /tmp/$what ]; do sleep 0.2; done
+done
 mark loaded
 round=0
 while [ $round -lt 4 ]; do
     read -r word
     [ "$word" = look ] || continue
     round=$((round + 1))
-    for what in disk cached heard; do
+    for what in $all; do
         before=$(wc -l < /tmp/$what)
         tries=0
         while [ "$(wc -l < /tmp/$what)" -lt $((before + 2)) ]; do
@@ -70,6 +74,8 @@ wait
 dmesg | grep -q "I/O error" && fail "an I/O error"
 "#;
 
+/// Queue pairs of the guest's network, one for each of its CPUs.
+const PAIRS: u32 = 4;
 const LIMIT: Duration = Duration::from_secs(600);
 /// How long a migration may take: the guest is slow, and makes much of its memory dirty.
 const MIGRATION: Duration = Duration::from_secs(360);
@@ -90,7 +96,7 @@ impl Host {
         let more = ["--num-queues", "2", "--format", "raw", "--lock-with-rings"];
         let options = DaemonOptions::blk(binary, &folder, &log, image.as_ref(), &more);
         let blk = start(options)?;
-        let more = ["--tap", name, "--bridge", "br0", "--queue-pairs", "1"];
+        let more = ["--tap", name, "--bridge", "br0", "--queue-pairs", "4"];
         let log = scene.log(&format!("manyring-net-{name}.log"));
         let net = start(DaemonOptions::net(binary, &folder, &log, namespace, &more))?;
         Ok(Self { blk: Some(blk), net, folder })
@@ -107,8 +113,9 @@ impl Host {
             queues: 2,
             // And the network's are split.
             is_packed: true,
-            cpus: 2,
-            net: Some(Net { socket: &net, pairs: 1 }),
+            cpus: PAIRS,
+            net: Some(Net { socket: &net, pairs: PAIRS }),
+            programs: &["ethtool"],
             script: &script,
             monitor: Some(&monitor),
             incoming: incoming.then_some(&migration_socket),
@@ -124,6 +131,13 @@ impl Host {
 
     fn migration_socket(&self) -> PathBuf {
         self.folder.join("migration.sock")
+    }
+
+    /// Packets that each transmit queue of the network has passed on.
+    fn sent(&self) -> Outcome<Vec<u64>> {
+        let queues = self.net.queues()?;
+        let transmits = queues.iter().take(2 * PAIRS as usize).skip(1).step_by(2);
+        transmits.map(|queue| queue.value("packets")).collect()
     }
 
     fn requests(&self) -> Outcome<u64> {
@@ -151,7 +165,7 @@ fn run(scene: &Scene<'_>) -> Outcome {
         let (from, to) = ((round + 1) % 2, round % 2);
         if round < 4 {
             let log = format!("guest{round}");
-            let before = hosts[to].requests()?;
+            let (before, sent) = (hosts[to].requests()?, hosts[to].sent()?);
             let (next, mut next_monitor) = hosts[to].guest(scene, &log, true)?;
             let from_to = [&mut monitor, &mut next_monitor];
             let told = migrate(from_to, &hosts[to].migration_socket(), Meanwhile::Runs)?;
@@ -162,6 +176,9 @@ fn run(scene: &Scene<'_>) -> Outcome {
             guest.reach(&format!("round{round}"), LIMIT)?;
             let served = hosts[to].requests()? - before;
             check(served > 100, || format!("the destination served {served} requests"))?;
+            for (pair, (then, now)) in sent.iter().zip(hosts[to].sent()?).enumerate() {
+                check(now > *then, || format!("the destination's pair {pair} has sent nothing"))?;
+            }
         } else {
             // The daemon that serves it now is killed under load.
             let here = &mut hosts[from];
