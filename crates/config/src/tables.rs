@@ -8,7 +8,7 @@ mod text;
 
 pub use limit::{RawLimit, RawLimitOption, RawScalar};
 pub use switch::RawSwitch;
-pub use text::{RawAccount, RawSize};
+pub use text::{RawAccount, RawRoom, RawSize};
 
 use crate::key_class::{Class, Given, INT_MAX, Key, Numbers, all, some};
 use clap::Args;
@@ -355,9 +355,9 @@ device_table! {
         up: Option<bool> = Reconnect;
         /// Bytes on their way through the host at most, for each queue of the tap.
         sndbuf: Option<u32> = Reconnect, all(1, INT_MAX);
-        /// Frames that wait in the tap for the guest at most, in all the queues together that it
-        /// uses, 1 to 1000000.
-        txqueuelen: Option<u32> = Reconnect, all(1, 1_000_000);
+        /// Frames that wait for the guest at most, in all queues together that it uses: "auto"
+        /// (default: 1000), 1 to 1000000, or "host": each queue has the interface's own length.
+        txqueuelen: Option<RawRoom> = Reconnect;
         /// Join consecutive packets of one flow into one GSO packet before it is written to the
         /// tap; default true.
         merge: Option<bool> = Reconnect;

@@ -74,6 +74,7 @@ fn devices(out: &mut Text, state: &State) {
     gauge("manyring_device_connected", None, "1 while a front-end is connected", &|view| {
         Some((*view.connected.borrow()).into())
     });
+    rooms(out, state);
     let all = state.devices.all();
     let help = "1 while another process holds what the device needs: what its key names";
     out.family("manyring_device_waiting", Sort::Gauge, None, help);
@@ -92,6 +93,24 @@ fn devices(out: &mut Text, state: &State) {
             Entry::Waiting(waiting) => (waiting.name.as_str(), waiting.state()),
         };
         out.line(format_args!("device=\"{name}\",state=\"{state}\""), 1);
+    }
+}
+
+/// The rooms of the interfaces.
+fn rooms(out: &mut Text, state: &State) {
+    let served = state.devices.served();
+    let rooms = served.iter().filter_map(|d| Some((&d.view, d.view.side.as_net()?.port().room()?)));
+    let rooms: Vec<_> = rooms.collect();
+    let help = "Frames that may wait for the guest in the interface, and who has chosen them";
+    out.family("manyring_device_txqueuelen_frames", Sort::Gauge, None, help);
+    for (view, room) in &rooms {
+        let labels = format_args!("device=\"{}\",source=\"{}\"", view.name(), room.source.word());
+        out.line(labels, room.frames);
+    }
+    let help = "Times the length of the interface was changed";
+    out.family("manyring_device_txqueuelen_changes", Sort::Counter, None, help);
+    for (view, room) in &rooms {
+        out.line(format_args!("device=\"{}\"", view.name()), room.changes);
     }
 }
 

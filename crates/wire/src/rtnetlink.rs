@@ -51,6 +51,8 @@ pub struct InterfaceInfo {
     pub mtu: u32,
     /// The number of the bridge, or other master, that it is a port of.
     pub master: Option<u32>,
+    /// The frames that each of its queues may hold; 0 if the kernel does not say.
+    pub txqueuelen: u32,
     /// `tun`, `bridge`, `macvtap`; empty for most hardware.
     pub kind: String,
     /// Frames to any unicast address reach it: it is promiscuous, or a macvtap in mode `passthru`
@@ -219,6 +221,7 @@ fn parse_link(bytes: &[u8]) -> Option<InterfaceInfo> {
             IFLA_ADDRESS => link.address = value.try_into().ok(),
             IFLA_MTU => link.mtu = u32_at(value, 0)?,
             IFLA_MASTER => link.master = u32_at(value, 0),
+            IFLA_TXQLEN => link.txqueuelen = u32_at(value, 0)?,
             IFLA_PROMISCUITY => promiscuity = u32_at(value, 0)?,
             IFLA_LINKINFO => parse_info(value, &mut link),
             _ => {}

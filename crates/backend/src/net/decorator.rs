@@ -3,7 +3,7 @@
 use super::switch::PortCounters;
 use super::tap::TapError;
 use super::tap::lent::Lent;
-use super::{HostFilter, Port, PortRx, PortTx};
+use super::{HostFilter, Port, PortRx, PortTx, RoomInfo};
 use crate::sys::link::LinkEvent;
 use manyring_wire::net::Offloads;
 use manyring_wire::net::rss::Rss;
@@ -71,6 +71,10 @@ impl<D: Decorator> Port for Decorated<D> {
 
     fn mtu(&self) -> Option<u16> {
         self.inner.mtu()
+    }
+
+    fn room(&self) -> Option<RoomInfo> {
+        self.inner.room()
     }
 
     fn open_tx(&self, index: usize) -> Result<Box<dyn PortTx>, Errno> {

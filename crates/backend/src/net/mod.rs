@@ -66,6 +66,40 @@ pub struct HostFilter {
     pub lacks_groups: bool,
 }
 
+/// Who has chosen how many frames may wait in the host's queues.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RoomSource {
+    /// This daemon.
+    Auto,
+    /// The operator.
+    Operator,
+    /// The host: each queue has the length of the interface.
+    Host,
+}
+
+impl RoomSource {
+    /// The word for it in stats and metrics.
+    #[must_use]
+    pub const fn word(self) -> &'static str {
+        match self {
+            Self::Auto => "auto",
+            Self::Operator => "operator",
+            Self::Host => "host",
+        }
+    }
+}
+
+/// How many frames may wait for the guest in the queues that the host uses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RoomInfo {
+    /// Frames, in all these queues together; 0: unknown.
+    pub frames: u32,
+    /// Who has chosen them.
+    pub source: RoomSource,
+    /// How often the length of the interface was changed.
+    pub changes: u64,
+}
+
 /// Where a device's packets come from and go to.
 pub trait Port: Send + Sync + std::fmt::Debug {
     /// The kind of port: `tap`, `macvtap`, `xdp`, `switch`, `null`.
@@ -87,6 +121,12 @@ pub trait Port: Send + Sync + std::fmt::Debug {
 
     /// The MTU of the host's interface in bytes, if the port has an interface.
     fn mtu(&self) -> Option<u16>;
+
+    /// How many frames may wait for the guest in the host's queues; `None`: the port has no such
+    /// queues. Does not block.
+    fn room(&self) -> Option<RoomInfo> {
+        None
+    }
 
     /// The sending half of pair `index`.
     ///

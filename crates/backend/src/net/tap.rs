@@ -15,6 +15,7 @@ mod open;
 mod program;
 mod queue;
 mod queues;
+mod room;
 mod rss;
 mod settings;
 
@@ -22,7 +23,7 @@ pub use error::{TAP_QUEUE_PAIRS_MAX, TapError};
 
 use super::merge::Merger;
 use super::reception::Reception;
-use super::{HostFilter, Port, PortRx, PortTx};
+use super::{HostFilter, Port, PortRx, PortTx, RoomInfo};
 use crate::sys::link::{Change, InterfaceInfo, LinkEvent, Links};
 use crate::sys::tuntap as sys;
 use again::{Wanted, prepare};
@@ -37,6 +38,8 @@ pub(super) use open::{check_mtu, check_queue_pairs};
 pub use open::{check_name, look};
 use queue::{TapRx, TapTx};
 use queues::Queues;
+use room::Room;
+pub use room::{QueueRoom, ROOM, ROOM_SHARERS_MAX};
 use rss::Hashed;
 use rustix::fd::{AsFd, AsRawFd, OwnedFd};
 use rustix::io::Errno;
@@ -81,9 +84,8 @@ pub struct TapOptions {
     /// At most how many sent bytes the host may hold that it has not passed on; `None`: the host's
     /// default.
     pub sndbuf: Option<u32>,
-    /// At most how many frames may wait for the guest, in all queues that the host uses together;
-    /// `None`: unchanged.
-    pub txqueuelen: Option<u32>,
+    /// How many frames may wait for the guest, in all queues that the host uses together.
+    pub txqueuelen: QueueRoom,
     /// Join frames of a flow that come together: the host cuts them again where it must.
     pub merge: bool,
     /// Choose the queue of each frame to the guest by a table that this port fills, if the host
@@ -107,6 +109,8 @@ struct Opened {
     attached: Vec<bool>,
     /// The fds were handed in, so other processes may have copies of them.
     is_handed_in: bool,
+    /// The queues come from the former process of this daemon.
+    is_left: bool,
     /// This process has created the interface.
     is_created: bool,
     links: Links,
@@ -128,10 +132,6 @@ struct State {
     order: Vec<usize>,
     /// Other processes have queues of the tap too, so the kernel chooses among all of them.
     is_left_alone: bool,
-    /// The number of queues among which [`TapPort::txqueuelen`] is divided at present.
-    sharers: u32,
-    /// The log says that the length of the queues cannot be changed.
-    is_room_told: bool,
     link_up: bool,
     /// The guest's RSS program, if it has configured one; otherwise the steering table applies.
     hashed: Option<Hashed>,
@@ -155,8 +155,8 @@ pub struct TapPort {
     guest_mac: Option<[u8; 6]>,
     /// Which frames the interface passes to the guest, if the interface is a macvtap.
     reception: Reception,
-    /// Frames that all attached queues may hold together; `None`: the host's setting stays.
-    txqueuelen: Option<u32>,
+    /// How many frames may wait in the attached queues together.
+    room: Room,
     state: Mutex<State>,
     /// The host's MTU, 0 if it has none. It lies outside the lock, so that reading it waits for no
     /// call of the host.
@@ -219,7 +219,7 @@ impl TapPort {
             guest_mac: is_stacked.and_then(|link| link.address),
             reception: Reception::default(),
             links: opened.links,
-            txqueuelen: settings.txqueuelen,
+            room: Room::new(settings.txqueuelen, opened.link.as_ref(), opened.is_left),
             state: Mutex::new(State {
                 is_multi_queue: opened.is_multi_queue,
                 is_gone: false,
@@ -227,20 +227,18 @@ impl TapPort {
                 attached: opened.attached,
                 order: Vec::new(),
                 is_left_alone: false,
-                sharers: 0,
-                is_room_told: false,
                 link_up: true,
                 hashed: None,
             }),
             mtu: AtomicU16::new(mtu.unwrap_or(0)),
             name: opened.name,
         };
-        // Here an error fails the start. When pairs are attached later, an error is only logged.
-        port.share_room(&mut port.state())
-            .map_err(|errno| TapError::system(&port.name, "set its txqueuelen", errno))?;
         // The former user of an interface that was handed in may have switched its carrier off.
         port.show_carrier(true);
         port.detach_all()?;
+        // Here an error fails the start. When pairs are attached later, an error is only logged.
+        port.begin_room()
+            .map_err(|errno| TapError::system(&port.name, "set its txqueuelen", errno))?;
         if let Some(link) = is_stacked {
             port.reception.begin(&port.name, link);
         }
@@ -286,22 +284,6 @@ impl TapPort {
         }
     }
 
-    /// Divides `txqueuelen` among the attached queues. The kernel gives each queue the whole
-    /// length, so four queues would hold four times the frames of one, and TCP would fill them all.
-    fn share_room(&self, state: &mut State) -> Result<(), Errno> {
-        let attached = state.attached.iter().filter(|is_attached| **is_attached).count();
-        let sharers = u32::try_from(attached).unwrap_or(u32::MAX).max(1);
-        let Some(frames) = self.txqueuelen else { return Ok(()) };
-        if sharers == state.sharers {
-            return Ok(());
-        }
-        let index = self.index().ok_or(Errno::OPNOTSUPP)?;
-        let each = (frames / sharers).max(1);
-        self.links.set(index, &Change { txqueuelen: Some(each), ..Change::default() })?;
-        state.sharers = sharers;
-        Ok(())
-    }
-
     /// Updates the steering table for the attached queues. If other processes have queues of the
     /// tap too, the order of the queues is unknown: from then on the kernel chooses the queue.
     fn follow(&self, state: &mut State) {
@@ -336,6 +318,7 @@ impl Drop for TapPort {
         if self.flows.is_some() && !self.state().is_left_alone {
             let _ = sys::set_steering(self.queues[0].as_fd(), None);
         }
+        self.restore_length();
         if self.is_handed_in {
             self.set_link(true);
             for index in 0..self.queues.len() {
@@ -368,6 +351,10 @@ impl Port for TapPort {
 
     fn mtu(&self) -> Option<u16> {
         Some(self.mtu.load(Ordering::Relaxed)).filter(|mtu| *mtu > 0)
+    }
+
+    fn room(&self) -> Option<RoomInfo> {
+        Some(self.room.info())
     }
 
     fn open_tx(&self, index: usize) -> Result<Box<dyn PortTx>, Errno> {
@@ -407,12 +394,7 @@ impl Port for TapPort {
             if had_none {
                 self.show_carrier(state.link_up);
             }
-            if let Err(errno) = self.share_room(&mut state)
-                && !std::mem::replace(&mut state.is_room_told, true)
-            {
-                let name = &self.name;
-                tracing::warn!(name, %errno, "txqueuelen: failed; the queues keep theirs");
-            }
+            self.share_room(&state, false);
         }
         Ok(())
     }
@@ -504,7 +486,7 @@ mod tests {
             index: AtomicU32::new(0),
             guest_mac: None,
             reception: Reception::default(),
-            txqueuelen: None,
+            room: Room::new(QueueRoom::Host, None, false),
             state: Mutex::new(State {
                 is_multi_queue: true,
                 is_gone: false,
@@ -512,8 +494,6 @@ mod tests {
                 attached: vec![false],
                 order: vec![],
                 is_left_alone: false,
-                sharers: 0,
-                is_room_told: false,
                 link_up: true,
                 hashed: None,
             }),

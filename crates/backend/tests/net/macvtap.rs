@@ -2,6 +2,7 @@
 
 use crate::guest::{GUEST, Guest, HOST, checksum, ether_type, ethernet, halves, ipv4, is_ipv4};
 use crate::space::{in_own_space, link, run};
+use manyring_backend::net::tap::QueueRoom;
 use manyring_backend::net::tap::macvtap::{self, MacvtapOptions};
 use manyring_backend::net::{HostFilter, Port};
 use std::net::UdpSocket;
@@ -12,7 +13,15 @@ const FLOWS: usize = 64;
 
 fn options(queue_pairs: usize) -> MacvtapOptions {
     let (name, up) = ("mv0".into(), Some(true));
-    MacvtapOptions { name, queue_pairs, sndbuf: None, txqueuelen: None, merge: true, mtu: None, up }
+    MacvtapOptions {
+        name,
+        queue_pairs,
+        sndbuf: None,
+        txqueuelen: QueueRoom::Host,
+        merge: true,
+        mtu: None,
+        up,
+    }
 }
 
 /// `far0` with the host's address, and `mv0` on top of its other end.

@@ -6,12 +6,13 @@ use crate::guest::{
     is_ipv4, wait_for_input,
 };
 use crate::space::{in_own_space, link, named, opened_again, run, wait_until_gone};
-use manyring_backend::net::tap::{TapOptions, TapPort};
-use manyring_backend::net::{Frames, Port, Readiness, Sent, Stop};
+use manyring_backend::net::tap::{QueueRoom, ROOM, ROOM_SHARERS_MAX, TapOptions, TapPort};
+use manyring_backend::net::{Frames, Port, Readiness, RoomInfo, RoomSource, Sent, Stop};
 use manyring_memory::{Mapping, SliceList, install_sigbus_handler};
 use manyring_wire::net::{HDR_F_NEEDS_CSUM, HEADER_SIZE, RawNetHeader};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
+use std::net::UdpSocket;
 use std::sync::Arc;
 
 #[test]
@@ -149,43 +150,124 @@ fn frames_that_the_host_will_not_have_are_told_apart() {
     });
 }
 
+/// The length of interface `name`, which each of its queues has.
+fn length(name: &str) -> u32 {
+    let words = run(&format!("ip link show {name}"));
+    let after = words.split_once("qlen ").expect("a length").1;
+    after.split_whitespace().next().unwrap().parse().unwrap()
+}
+
 #[test]
 fn the_queues_that_a_guest_uses_share_the_room_of_the_tap() {
     in_own_space(|| {
-        let length = || {
-            let words = run("ip link show mr0");
-            let after = words.split_once("qlen ").expect("a length").1;
-            after.split_whitespace().next().unwrap().parse::<u32>().unwrap()
-        };
         run("ip tuntap add dev mr0 mode tap multi_queue");
-        let own = length();
-        let port = TapPort::open(named("mr0", 4)).unwrap();
+        run("ip link set mr0 txqueuelen 700");
+        let with = |txqueuelen| TapOptions { txqueuelen, ..named("mr0", 4) };
+        let port = TapPort::open(with(QueueRoom::Host)).unwrap();
         port.set_attached(0, true).unwrap();
-        assert_eq!(length(), own, "nobody asked for it");
+        port.set_attached(1, true).unwrap();
+        assert_eq!(length("mr0"), 700, "the host keeps it");
+        let room = RoomInfo { frames: 1400, source: RoomSource::Host, changes: 0 };
+        assert_eq!(port.room(), Some(room));
         drop(port);
-        let options = || TapOptions { txqueuelen: Some(600), ..named("mr0", 4) };
-        let port = opened_again(|| TapPort::open(options()));
-        for (index, attached, each) in [
-            (0, true, 600),
-            (1, true, 300),
-            (2, true, 200),
-            (3, true, 150),
-            (1, false, 200),
-            (1, false, 200),
-            (0, false, 300),
-            (2, false, 600),
-            (3, false, 600),
-            (3, true, 600),
+        for (wanted, source, frames) in [
+            (QueueRoom::Frames(600), RoomSource::Operator, 600),
+            (QueueRoom::Auto, RoomSource::Auto, ROOM),
         ] {
-            port.set_attached(index, attached).unwrap();
-            assert_eq!(length(), each, "queue {index} {attached}");
+            let port = opened_again(|| TapPort::open(with(wanted)));
+            let mut changes = port.room().unwrap().changes;
+            assert!(changes > 0, "{wanted:?}");
+            for (index, attached, sharers) in [
+                (0, true, 1),
+                (1, true, 2),
+                (2, true, 3),
+                (3, true, 4),
+                (1, false, 3),
+                (1, false, 3),
+                (0, false, 2),
+                (2, false, 1),
+                (3, false, 1),
+                (3, true, 1),
+            ] {
+                let before = length("mr0");
+                port.set_attached(index, attached).unwrap();
+                let each = length("mr0");
+                assert_eq!(each, frames / sharers, "{wanted:?}: queue {index} {attached}");
+                changes += u64::from(each != before);
+                let room = RoomInfo { frames: each * sharers, source, changes };
+                assert_eq!(port.room(), Some(room), "{wanted:?}");
+            }
+            drop(port);
+            assert_eq!(length("mr0"), 700, "it outlives the port with its own length");
         }
+        // However many queues a guest uses, each holds what one stream needs.
+        let many = || TapOptions { txqueuelen: QueueRoom::Auto, ..named("mr0", 12) };
+        let port = opened_again(|| TapPort::open(many()));
+        (0..12).for_each(|index| port.set_attached(index, true).unwrap());
+        assert_eq!(length("mr0"), ROOM / ROOM_SHARERS_MAX);
+        assert_eq!(port.room().unwrap().frames, 12 * (ROOM / ROOM_SHARERS_MAX));
         drop(port);
         // Less than a frame for each queue: every one holds one.
-        let options = || TapOptions { txqueuelen: Some(1), ..named("mr0", 4) };
-        let port = opened_again(|| TapPort::open(options()));
+        let port = opened_again(|| TapPort::open(with(QueueRoom::Frames(1))));
         (0..4).for_each(|index| port.set_attached(index, true).unwrap());
-        assert_eq!(length(), 1);
+        assert_eq!(length("mr0"), 1);
+    });
+}
+
+/// A division makes the queues shorter. Frames that no longer fit are the only ones that it drops.
+#[test]
+fn frames_that_wait_when_the_room_is_divided_stay_as_far_as_they_fit() {
+    in_own_space(|| {
+        // Nothing but the frames of the test waits.
+        run("sysctl -q -w net.ipv6.conf.all.disable_ipv6=1 net.ipv6.conf.default.disable_ipv6=1");
+        for (room, kept) in [(1000, 300), (400, 200)] {
+            let txqueuelen = QueueRoom::Frames(room);
+            let port = TapPort::open(TapOptions { txqueuelen, ..named("mr0", 2) }).unwrap();
+            port.set_attached(0, true).unwrap();
+            run("ip addr add 10.77.0.1/24 dev mr0");
+            run("ip neigh add 10.77.0.2 lladdr 02:00:00:00:00:05 dev mr0");
+            let (tx, mut rx) = halves(&port, 0);
+            let mut guest = Guest::new();
+            guest.drain(&mut *rx, |_| true);
+            let socket = UdpSocket::bind("10.77.0.1:0").unwrap();
+            for number in 0..300_u32 {
+                socket.send_to(&number.to_be_bytes(), "10.77.0.2:9").unwrap();
+            }
+            port.set_attached(1, true).unwrap();
+            assert_eq!(length("mr0"), room / 2);
+            let mut found = Vec::new();
+            while let Ok((_, frame)) = guest.try_recv(&mut *rx) {
+                found.extend(is_ipv4(&frame, 17).then(|| frame[42..46].to_vec()));
+            }
+            let expected: Vec<_> = (0..kept).map(|number: u32| number.to_be_bytes()).collect();
+            assert_eq!(found, expected, "a room of {room}");
+            drop((tx, rx, port));
+            wait_until_gone("mr0");
+        }
+    });
+}
+
+#[test]
+fn a_tap_that_takes_the_place_of_another_gets_its_room_and_its_own_length_back() {
+    in_own_space(|| {
+        run("ip tuntap add dev mr0 mode tap multi_queue");
+        let options = TapOptions { txqueuelen: QueueRoom::Auto, ..named("mr0", 2) };
+        let port = TapPort::open(options).unwrap();
+        (0..2).for_each(|index| port.set_attached(index, true).unwrap());
+        assert_eq!(length("mr0"), ROOM / 2);
+        run("ip link del mr0");
+        assert!(port.is_gone());
+        run("ip tuntap add dev mr0 mode tap multi_queue");
+        run("ip link set mr0 txqueuelen 300");
+        port.join_again().unwrap();
+        (0..2).for_each(|index| port.set_attached(index, true).unwrap());
+        assert_eq!(length("mr0"), ROOM / 2);
+        // Another process that had the queues has changed it, and has ended.
+        run("ip link set mr0 txqueuelen 20");
+        port.keep();
+        assert_eq!(length("mr0"), ROOM / 2);
+        drop(port);
+        assert_eq!(length("mr0"), 300);
     });
 }
 

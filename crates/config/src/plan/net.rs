@@ -5,12 +5,15 @@ use super::switch::SwitchPortPlan;
 use super::{DevicePlan, Place, PlanError, SocketPlan, Source, device_place, moderation, pins};
 use crate::limit_keys::Of;
 use crate::numbers;
-use crate::tables::RawNet;
-use manyring_backend::net::tap::check_name;
+use crate::tables::{RawNet, RawRoom};
+use manyring_backend::net::tap::{QueueRoom, check_name};
 use manyring_device::net::{MacAddress, NetOptions, Offload, Reclaim, parse_mac};
 use manyring_protocol::spec::{DeviceSpec, KindSpec, NetFaultSpec, NetSpec, PortSpec};
 use serde::{Serialize, Serializer};
 use std::path::PathBuf;
+
+/// The most frames that the queues of an interface may hold together.
+const ROOM_MAX: u32 = 1_000_000;
 
 /// A network device.
 #[derive(Clone, Debug, Serialize)]
@@ -33,8 +36,9 @@ pub struct NetPlan {
     pub up: Option<bool>,
     /// Bytes of frames that the tap holds at most.
     pub sndbuf: Option<u32>,
-    /// Frames that wait in the interface for the guest.
-    pub txqueuelen: Option<u32>,
+    /// Frames that wait in the interface for the guest; `None`: the port has no such queues.
+    #[serde(serialize_with = "serialize_room")]
+    pub txqueuelen: Option<QueueRoom>,
     /// Consecutive packets of a flow from the guest are joined into one GSO packet before they are
     /// written to the tap.
     pub merge: bool,
@@ -125,6 +129,7 @@ impl NetPlan {
             },
         };
         let mtu = raw.mtu.and_then(|mtu| u16::try_from(mtu).ok());
+        let txqueuelen = txqueuelen(raw.txqueuelen.as_ref(), &port, &place)?;
         let reclaim = reclaim(raw.reclaim.as_deref(), &place)?;
         let offload = offload(&raw, &place)?;
         let queue_workers = pins::queue_workers(raw.queue_workers.as_deref(), queue_pairs, &place)?;
@@ -148,7 +153,7 @@ impl NetPlan {
             bridge: raw.bridge,
             up: raw.up,
             sndbuf: raw.sndbuf,
-            txqueuelen: raw.txqueuelen,
+            txqueuelen,
             // The host must segment a merged packet: that needs the offload of segments.
             merge: raw.merge.unwrap_or(true) && offload == Offload::All,
             steer: raw.steer.unwrap_or(true),
@@ -349,6 +354,28 @@ fn reclaim(raw: Option<&str>, place: &Place) -> Result<Reclaim, PlanError> {
     }
 }
 
+/// The room of the queues of a port that has queues.
+fn txqueuelen(
+    raw: Option<&RawRoom>,
+    port: &PortPlan,
+    place: &Place,
+) -> Result<Option<QueueRoom>, PlanError> {
+    let has_queues =
+        matches!(port, PortPlan::Tap { .. } | PortPlan::TapFds(_) | PortPlan::Macvtap { .. });
+    let Some(RawRoom(text)) = raw else { return Ok(has_queues.then_some(QueueRoom::Auto)) };
+    match (text.as_str(), text.parse()) {
+        ("auto", _) => Ok(Some(QueueRoom::Auto)),
+        ("host", _) => Ok(Some(QueueRoom::Host)),
+        (_, Ok(frames @ 1..=ROOM_MAX)) => Ok(Some(QueueRoom::Frames(frames))),
+        _ => {
+            let problem = format!(
+                "{text:?} is neither \"auto\" nor \"host\", nor a whole number from 1 to {ROOM_MAX}"
+            );
+            place.error("txqueuelen", problem)
+        }
+    }
+}
+
 fn offload(raw: &RawNet, place: &Place) -> Result<Offload, PlanError> {
     let offload = match raw.offload.as_deref() {
         None | Some("all") => return Ok(Offload::All),
@@ -395,6 +422,19 @@ fn serialize_mac<S: Serializer>(
     serializer: S,
 ) -> Result<S::Ok, S::Error> {
     mac.map(mac_text).serialize(serializer)
+}
+
+#[allow(clippy::ref_option, reason = "what serde gives")]
+fn serialize_room<S: Serializer>(
+    room: &Option<QueueRoom>,
+    serializer: S,
+) -> Result<S::Ok, S::Error> {
+    match room {
+        None => serializer.serialize_none(),
+        Some(QueueRoom::Auto) => serializer.serialize_str("auto"),
+        Some(QueueRoom::Host) => serializer.serialize_str("host"),
+        Some(QueueRoom::Frames(frames)) => serializer.serialize_u32(*frames),
+    }
 }
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
 //! OpenAPI schemas of values that the configuration takes as a string or as a number.
 
-use super::{RawAccount, RawLimit, RawSize};
+use super::{RawAccount, RawLimit, RawRoom, RawSize};
 use crate::limit_keys::limit_keys;
 use utoipa::openapi::schema::{AdditionalProperties, ObjectBuilder, Schema, SchemaType, Type};
 use utoipa::openapi::{OneOfBuilder, RefOr};
@@ -34,6 +34,21 @@ impl PartialSchema for RawSize {
 }
 
 impl ToSchema for RawSize {}
+
+impl PartialSchema for RawRoom {
+    fn schema() -> RefOr<Schema> {
+        let text = ObjectBuilder::new().schema_type(Type::String);
+        let frames = ObjectBuilder::new().schema_type(Type::Integer).minimum(Some(1usize));
+        let about = "\"auto\", \"host\", or a number of frames";
+        OneOfBuilder::new()
+            .item(text.enum_values(Some(["auto", "host"])))
+            .item(frames.maximum(Some(1_000_000usize)))
+            .description(Some(about))
+            .into()
+    }
+}
+
+impl ToSchema for RawRoom {}
 
 impl PartialSchema for RawLimit {
     fn schema() -> RefOr<Schema> {

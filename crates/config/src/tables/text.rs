@@ -1,4 +1,4 @@
-//! Values that a file may give as a string or as a number: accounts and sizes.
+//! Values that a file may give as a string or as a number: accounts, sizes and rooms of queues.
 
 use serde::de::{Error, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
@@ -29,6 +29,26 @@ impl FromStr for RawSize {
 
     fn from_str(text: &str) -> Result<Self, Infallible> {
         Ok(Self(text.to_owned()))
+    }
+}
+
+/// The room of an interface's queues: a word, or a number of frames.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(transparent)]
+pub struct RawRoom(pub String);
+
+impl FromStr for RawRoom {
+    type Err = Infallible;
+
+    fn from_str(text: &str) -> Result<Self, Infallible> {
+        Ok(Self(text.to_owned()))
+    }
+}
+
+impl<'de> Deserialize<'de> for RawRoom {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let wanted = TextOrNumber("\"auto\", \"host\", or a whole number from 1 to 1000000");
+        deserializer.deserialize_any(wanted).map(Self)
     }
 }
 

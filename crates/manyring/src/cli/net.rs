@@ -2,7 +2,7 @@
 
 use super::DaemonArgs;
 use clap::Args;
-use manyring_config::tables::{RawConfig, RawLimit, RawLimitOption, RawNet, RawSocket};
+use manyring_config::tables::{RawConfig, RawLimit, RawLimitOption, RawNet, RawRoom, RawSocket};
 use std::path::PathBuf;
 
 /// `manyring net`
@@ -79,10 +79,11 @@ pub(crate) struct NetArgs {
     /// Bytes of each queue that may be on their way through the host [default: the host's limit].
     #[arg(long, value_name = "BYTES")]
     pub(crate) sndbuf: Option<u32>,
-    /// Packets that may wait in the tap for the guest, in all of its queues together [default: the
-    /// host's setting, which each queue has for itself].
+    /// Packets that may wait in the tap for the guest, in all of its queues together: a number;
+    /// auto: 1000, where the daemon may set that; host: as the host has it, for each queue
+    /// [default: auto].
     #[arg(long, value_name = "FRAMES")]
-    pub(crate) txqueuelen: Option<u32>,
+    pub(crate) txqueuelen: Option<RawRoom>,
     /// Join consecutive packets of one flow into one GSO packet before it is written to the tap
     /// [default: true].
     #[arg(long, value_name = "BOOL", num_args = 0..=1, default_missing_value = "true")]

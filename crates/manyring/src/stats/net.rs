@@ -4,7 +4,7 @@ use super::table::{
     BATCH, Before, CALLS, CALLS_HELD, CALLS_SUPPRESSED, Column, DEVICE, FLIGHT, KICKS,
     KICKS_SUPPRESSED, Seen, WAIT_P50, WAIT_P99, WORKER, lines, number, rate, seen, text,
 };
-use manyring_control::snapshot::{Detail, DeviceInfo, as_float};
+use manyring_control::snapshot::{Detail, DeviceInfo, Room, as_float};
 
 const COLUMNS: [Column; 17] = [
     DEVICE,
@@ -38,6 +38,9 @@ pub(super) fn table(devices: &[&DeviceInfo], before: Before<'_>) -> String {
         }
         let former = before.and_then(|(all, _)| all.iter().find(|d| d.name == device.name));
         out += &switched(device, former);
+        if before.is_none() {
+            out += &room(device);
+        }
     }
     out
 }
@@ -102,6 +105,16 @@ fn switched(device: &DeviceInfo, former: Option<&DeviceInfo>) -> String {
     format!("{} switch: {}\n", device.name, all.join(", "))
 }
 
+/// A line with the room of the interface; empty for a port without one.
+fn room(device: &DeviceInfo) -> String {
+    let Detail::Net { txqueuelen: Some(room), .. } = &device.detail else { return String::new() };
+    let Room { frames, source, changes } = room;
+    let name = &device.name;
+    format!(
+        "{name} txqueuelen: {frames} frames in all queues ({source}), changed {changes} times\n"
+    )
+}
+
 #[cfg(test)]
 mod tests {
     use super::super::table::{queue_of, words};
@@ -134,6 +147,7 @@ mod tests {
                 link: "up".into(),
                 queue_pairs: 2,
                 attached_pairs: 1,
+                txqueuelen: None,
                 switch: BTreeMap::new(),
             },
             state: "serving".into(),
@@ -164,6 +178,18 @@ mod tests {
         for line in [2, 3] {
             assert_eq!(words(&table, line)[5..7], ["-", "-"], "no size, no average: {table}");
         }
+    }
+
+    #[test]
+    fn the_room_of_the_interface_is_shown_once() {
+        let mut device = device(1, 0);
+        let Detail::Net { txqueuelen, .. } = &mut device.detail else { panic!("a network") };
+        *txqueuelen = Some(Room { frames: 1000, source: "auto".into(), changes: 3 });
+        let line = "lan txqueuelen: 1000 frames in all queues (auto), changed 3 times";
+        assert_eq!(table(&[&device], None).lines().last(), Some(line));
+        let former = [device.clone()];
+        let interval = table(&[&device], Some((&former[..], 1.0)));
+        assert!(!interval.contains("txqueuelen"), "{interval}");
     }
 
     #[test]

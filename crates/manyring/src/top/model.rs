@@ -276,9 +276,12 @@ fn what_it_is(device: &DeviceInfo) -> String {
             let access = if *read_only { ", read only" } else { "" };
             format!("{disk}, {}, sectors of {logical_block_size}{access}", size(as_float(*bytes)))
         }
-        Detail::Net { port, interface, mac, link, queue_pairs, .. } => {
+        Detail::Net { port, interface, mac, link, queue_pairs, txqueuelen, .. } => {
             let interface = interface.as_deref().unwrap_or("no interface");
-            format!("{port} {interface}, {mac}, link {link}, {queue_pairs} queue pairs")
+            let room = txqueuelen.as_ref().map_or_else(String::new, |room| {
+                format!(", txqueuelen {} ({})", room.frames, room.source)
+            });
+            format!("{port} {interface}, {mac}, link {link}, {queue_pairs} queue pairs{room}")
         }
         Detail::Waiting {} => "not served".to_owned(),
     };

@@ -3,8 +3,8 @@
 
 use crate::support::datagram::{Host, datagram, payload};
 use crate::support::process::{Daemon, TIMEOUT, wait_until};
-use crate::support::program::{http_json, shown};
-use crate::support::space::{has_carrier, in_own_space, link, queues};
+use crate::support::program::{fetch, http_json, shown};
+use crate::support::space::{has_carrier, in_own_space, link, queues, run};
 use manyring_driver::{ControlOwner, NetDriver, NetDriverOptions};
 use manyring_wire::net::{RawNetHeader, VIRTIO_NET_F_MQ};
 use rustix::fs::{OFlags, fcntl_setfl};
@@ -12,6 +12,7 @@ use rustix::process::{
     Pid, PidfdFlags, PidfdGetfdFlags, Signal, kill_process, pidfd_getfd, pidfd_open,
 };
 use serde_json::{Value, json};
+use std::os::unix::net::UnixStream;
 
 /// A device of two pairs in a domain of its own, beside one that the supervisor serves.
 const CONFIG: &str = "[daemon]\ncontrol = '@/control'\nworkers = 1\n\
@@ -116,6 +117,53 @@ fn frames_pass_through_a_device_process_whoever_owns_the_control_queue_and_its_e
             assert!(!daemon.log().contains("steer:"), "{}", daemon.log());
             assert!(daemon.terminate().success());
             assert!(link("lan0").is_none(), "it was made by the daemon");
+        });
+    }
+}
+
+#[test]
+fn the_queues_in_use_share_one_room_and_a_daemon_without_the_right_says_that_they_do_not() {
+    let config = "[daemon]\ncontrol = '@/control'\nworkers = 1\n\
+        [[net]]\nname = 'lan'\nsocket_path = '@/lan'\ntap = 'lan0'\nqueue_pairs = 2\n\
+        domain = 'a'\n";
+    let all_rights = "exec";
+    let no_right = "exec setpriv --bounding-set -net_admin --inh-caps -net_admin";
+    for (behind, source, two) in [(all_rights, "auto", 500), (no_right, "host", 700)] {
+        in_own_space(|| {
+            run("ip tuntap add dev lan0 mode tap multi_queue");
+            run("ip link set lan0 up txqueuelen 700");
+            let daemon = Daemon::run_behind(behind, config, &["lan", "control"]);
+            let length = || link("lan0").unwrap().txqueuelen;
+            let shown = |frames: u32| {
+                let room = device(&daemon)["txqueuelen"].clone();
+                room["frames"] == frames && room["source"] == source
+            };
+            let one = if source == "auto" { 1000 } else { 700 };
+            for _ in 0..2 {
+                assert_eq!(length(), one, "{}", daemon.log());
+                let driver = connect(&daemon, ControlOwner::Device);
+                assert!(wait_until(|| length() == two && shown(two * 2)), "{}", daemon.log());
+                drop(driver);
+                assert!(wait_until(|| length() == one && shown(one)), "{}", daemon.log());
+            }
+            let changes = device(&daemon)["txqueuelen"]["changes"].as_u64().unwrap();
+            // 700, then 1000, 500, 1000, 500, 1000; more where a session begins with other pairs.
+            assert!(if source == "auto" { changes >= 5 } else { changes == 0 }, "{changes}");
+            let words = "txqueuelen: unchanged; each queue has the host's length";
+            let told = daemon.log().matches(words).count();
+            assert_eq!(told, usize::from(source == "host"), "{}", daemon.log());
+            let stream = UnixStream::connect(daemon.socket_of("control")).unwrap();
+            let (_, _, text) = fetch(stream, "/metrics", &["accept: application/openmetrics-text"]);
+            let text = String::from_utf8(text).unwrap();
+            for line in [
+                format!("frames{{device=\"lan\",source=\"{source}\"}} {one}"),
+                format!("changes_total{{device=\"lan\"}} {changes}"),
+            ] {
+                let line = format!("manyring_device_txqueuelen_{line}");
+                assert!(text.lines().any(|found| found == line), "{line}\n{text}");
+            }
+            assert!(daemon.terminate().success());
+            assert_eq!(length(), 700, "it has its own length again");
         });
     }
 }

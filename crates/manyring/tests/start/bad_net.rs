@@ -61,8 +61,14 @@ fn a_bad_configuration_names_its_key() {
         (format!("{base}null = true\nup = true\n"), vec!["a: up", "needs tap"]),
         (format!("{base}null = true\nsndbuf = 4096\n"), vec!["a: sndbuf", "needs tap"]),
         (format!("{base}null = true\ntxqueuelen = 9\n"), vec!["a: txqueuelen", "needs tap"]),
-        (format!("{tap}txqueuelen = 0\n"), vec!["a: txqueuelen: 0 is not between 1 and 1000000"]),
-        (format!("{tap}txqueuelen = 1000001\n"), vec!["a: txqueuelen: 1000001"]),
+        (format!("{tap}txqueuelen = 0\n"), vec!["a: txqueuelen: \"0\" is neither \"auto\""]),
+        (format!("{tap}txqueuelen = 1000001\n"), vec!["a: txqueuelen: \"1000001\""]),
+        (format!("{tap}txqueuelen = 'many'\n"), vec!["a: txqueuelen: \"many\"", "nor \"host\""]),
+        (
+            format!("{tap}txqueuelen = true\n"),
+            vec!["line 5", "or a whole number from 1 to 1000000"],
+        ),
+        (format!("{base}null = true\ntxqueuelen = 'auto'\n"), vec!["a: txqueuelen", "needs tap"]),
         (format!("{base}null = true\nmust_exist = true\n"), vec!["a: must_exist", "needs tap"]),
         (format!("{base}macvtap = 'm0'\nbridge = 'br0'\n"), vec!["a: bridge", "macvtap"]),
         (format!("{base}macvtap = 'm0'\nsteer = true\n"), vec!["a: steer", "needs tap or tap_fds"]),
@@ -215,6 +221,7 @@ fn a_process_without_the_capability_is_told_which() {
             ("--tap mr0", "tap: mr0: no permission to create it or join it"),
             ("--tap mr1 --up", "tap: mr1: no permission to set it up or down"),
             ("--tap mr1 --mtu 1400", "tap: mr1: no permission to set its MTU"),
+            ("--tap mr1 --txqueuelen 1000", "tap: mr1: no permission to set its txqueuelen"),
         ] {
             let mut command = as_nobody(&program);
             command.args(["net", "--socket-path", "/tmp/none"]).args(arguments.split(' '));

@@ -7,7 +7,7 @@ use manyring_backend::net::Port;
 use manyring_backend::net::switch::uplink::Uplink;
 use manyring_backend::net::switch::{Clock, PortOptions, Switch, SwitchOptions, Vlans};
 use manyring_backend::net::tap::macvtap::{self, MacvtapOptions};
-use manyring_backend::net::tap::{TapError, TapOptions, TapPort, TapSource};
+use manyring_backend::net::tap::{QueueRoom, TapError, TapOptions, TapPort, TapSource};
 use manyring_backend::net::xdp::{XdpOptions, XdpPort};
 use manyring_config::plan::{
     Domains, NetPlan, SwitchPlan, SwitchPortPlan, UplinkKind, domain_of_switch,
@@ -278,7 +278,7 @@ fn interface(
     Ok(match kind {
         UplinkKind::Tap => Arc::new(tap(name, left)?),
         UplinkKind::Macvtap => {
-            let (sndbuf, txqueuelen, merge) = (None, None, false);
+            let (sndbuf, txqueuelen, merge) = (None, QueueRoom::Host, false);
             let options = MacvtapOptions { name, queue_pairs, sndbuf, txqueuelen, merge, mtu, up };
             Arc::new(macvtap::open(&options)?)
         }
@@ -302,7 +302,7 @@ fn tap(name: String, fds: Vec<OwnedFd>) -> Result<TapPort, TapError> {
         },
         queue_pairs: 1,
         sndbuf: None,
-        txqueuelen: None,
+        txqueuelen: QueueRoom::Host,
         // A burst whose frames come from several guests is offered once.
         merge: false,
         steer: false,

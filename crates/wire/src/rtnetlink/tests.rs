@@ -96,12 +96,15 @@ fn answers_are_a_link_an_error_or_nothing_and_only_those_to_the_request_count() 
 
 #[test]
 fn a_link_has_the_properties_that_the_kernel_reports() {
-    let [mtu, master, one] = [9000u32, 3, 1].map(u32::to_ne_bytes);
-    let link =
-        parsed(2, &[(IFLA_ADDRESS, &[2, 0, 0, 0, 0, 5]), (IFLA_MTU, &mtu), (IFLA_MASTER, &master)]);
+    let [mtu, master, len, one] = [9000u32, 3, 250, 1].map(u32::to_ne_bytes);
+    let address = [2, 0, 0, 0, 0, 5];
+    let link = parsed(
+        2,
+        &[(IFLA_ADDRESS, &address), (IFLA_MTU, &mtu), (IFLA_MASTER, &master), (IFLA_TXQLEN, &len)],
+    );
     let expected =
         InterfaceInfo { index: 7, address: Some([2, 0, 0, 0, 0, 5]), ..InterfaceInfo::default() };
-    assert_eq!(link, InterfaceInfo { mtu: 9000, master: Some(3), ..expected });
+    assert_eq!(link, InterfaceInfo { mtu: 9000, master: Some(3), txqueuelen: 250, ..expected });
     assert_eq!(parsed(0, &[(IFLA_ADDRESS, &[0; 20])]).address, None, "of InfiniBand");
     let is_up = |flags| parsed(flags, &[]).is_up;
     assert!(is_up(1) && is_up(0x1003) && !is_up(0) && !is_up(!1));

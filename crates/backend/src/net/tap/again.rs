@@ -152,10 +152,8 @@ impl TapPort {
             state.attached.clone_from(&opened.attached);
             // The kernel uses new queues in the order in which they were opened.
             state.order = (0..opened.attached.len()).collect();
-            (state.is_left_alone, state.sharers) = (false, 0);
-            if let Err(errno) = self.share_room(&mut state) {
-                tracing::warn!(name, %errno, "txqueuelen: failed; the queues keep theirs");
-            }
+            state.is_left_alone = false;
+            self.room.begin(link, false);
             self.show_carrier(state.link_up);
         }
         if self.wanted.bridge.is_some() {
@@ -164,6 +162,9 @@ impl TapPort {
         }
         if let Err(error) = self.detach_all() {
             tracing::warn!(name, %error, "detaching failed; the host uses unserved queues");
+        }
+        if let Err(errno) = self.begin_room() {
+            tracing::warn!(name, %errno, "txqueuelen: failed; the queues keep theirs");
         }
         if let Some(flows) = &self.flows
             && let Err(errno) = self.attach_program(&self.state(), flows)

@@ -122,10 +122,11 @@ impl TapPort {
         Ok(Lent { facts, queues, table: table.transpose()? })
     }
 
-    /// Attaches the steering program again, because another process that had copies of the queues
-    /// may have replaced it before it ended.
+    /// Sets the length and attaches the steering program again, because another process that had
+    /// copies of the queues may have replaced them before it ended.
     pub(super) fn kept(&self) {
         let state = self.state();
+        self.share_room(&state, true);
         let Some(flows) = self.flows.as_ref().filter(|_| !state.is_left_alone) else { return };
         if let Err(errno) = self.attach_program(&state, flows) {
             tracing::warn!(name = self.name, %errno, "steer: failed; the host chooses the queues");

@@ -8,7 +8,7 @@
 use super::find::{find, open_links};
 use super::open::{check_mtu, check_name, check_queue_pairs, join_error};
 use super::settings::Settings;
-use super::{Opened, QUEUE_FLAGS, TapError, TapPort};
+use super::{Opened, QUEUE_FLAGS, QueueRoom, TapError, TapPort};
 use crate::sys::link::{InterfaceInfo, Links};
 use crate::sys::tuntap as sys;
 use rustix::fd::{AsFd, OwnedFd};
@@ -27,9 +27,8 @@ pub struct MacvtapOptions {
     /// At most how many sent bytes the host may hold that it has not passed on; `None`: the host's
     /// default.
     pub sndbuf: Option<u32>,
-    /// At most how many frames may wait for the guest, in all queues that the host uses together;
-    /// `None`: unchanged.
-    pub txqueuelen: Option<u32>,
+    /// How many frames may wait for the guest, in all queues that the host uses together.
+    pub txqueuelen: QueueRoom,
     /// Join frames of a flow that come together: the host cuts them again where it must.
     pub merge: bool,
     /// The MTU in bytes; `None`: unchanged.
@@ -83,6 +82,7 @@ pub(super) fn open_by_name(name: &str, queue_pairs: usize) -> Result<Opened, Tap
         is_multi_queue,
         attached: vec![true; queue_pairs],
         is_handed_in: false,
+        is_left: false,
         is_created: false,
         links,
         link: Some(link),

@@ -69,6 +69,7 @@ pub(super) fn by_name(
         is_multi_queue,
         attached: vec![true; queue_pairs],
         is_handed_in: false,
+        is_left: false,
         is_created,
         links,
         link,
@@ -128,7 +129,7 @@ pub(super) fn left(
     if !is_made_of(name, &opened.name) {
         return by_name(name, must_exist, queue_pairs);
     }
-    Ok(Opened { is_handed_in: false, ..opened })
+    Ok(Opened { is_handed_in: false, is_left: true, ..opened })
 }
 
 /// True if the kernel may have made `name` of `wanted`, in which it replaces `%d` by a number.
@@ -183,6 +184,7 @@ pub(super) fn by_fds(fds: Vec<OwnedFd>, queue_pairs: usize) -> Result<Opened, Ta
         is_multi_queue: all_flags & sys::IFF_MULTI_QUEUE != 0,
         attached,
         is_handed_in: true,
+        is_left: false,
         is_created: false,
         links,
         link,

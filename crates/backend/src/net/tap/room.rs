@@ -1,0 +1,164 @@
+//! The room of an interface: how many frames may wait in it for the guest, in all the queues that
+//! the host uses together.
+//!
+//! Linux gives each queue of a tap or macvtap the whole length of the interface. So the queues of a
+//! guest with four pairs hold four times the frames of one, and TCP senders fill whatever there is:
+//! their frames wait longer, and more of them are lost at once when the reader is late. Therefore
+//! one room is divided among the queues in use (docs/design/0032).
+
+use super::{State, TapPort};
+use crate::net::{RoomInfo, RoomSource};
+use crate::sys::link::{Change, InterfaceInfo};
+use rustix::io::Errno;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+
+/// Who chooses the room of an interface.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum QueueRoom {
+    /// This daemon, where it may: [`ROOM`] frames.
+    #[default]
+    Auto,
+    /// The host: the interface keeps its length, which each queue has for itself.
+    Host,
+    /// The operator: so many frames.
+    Frames(u32),
+}
+
+/// The frames of [`QueueRoom::Auto`]: those of one queue of a tap: with one pair nothing changes.
+pub const ROOM: u32 = 1000;
+/// The queues among which [`ROOM`] is divided at most: one stream alone needs an eighth.
+pub const ROOM_SHARERS_MAX: u32 = 8;
+
+/// The room of one interface. Its numbers lie outside the port's lock, so that reading them waits
+/// for no call of the host.
+#[derive(Debug, Default)]
+pub(super) struct Room {
+    wanted: QueueRoom,
+    /// The length of the interface when it was opened: what it gets back. 0: unknown.
+    former: AtomicU32,
+    /// The present length of the interface, which each queue has; 0: unknown.
+    each: AtomicU32,
+    /// The queues among which the room was divided last.
+    sharers: AtomicU32,
+    /// How often the length was changed.
+    changes: AtomicU64,
+    /// All queues were detached after the interface was opened: from now on those that are attached
+    /// share the room.
+    is_begun: AtomicBool,
+    /// The host refused a change: the interface keeps its length.
+    is_refused: AtomicBool,
+}
+
+impl Room {
+    /// The room of an interface that is being opened. `is_left`: a former process of this daemon
+    /// has changed its length already.
+    pub(super) fn new(wanted: QueueRoom, link: Option<&InterfaceInfo>, is_left: bool) -> Self {
+        let room = Self { wanted, ..Self::default() };
+        room.begin(link, is_left);
+        room
+    }
+
+    /// Notes the length of an interface that was opened.
+    pub(super) fn begin(&self, link: Option<&InterfaceInfo>, is_left: bool) {
+        let each = link.map_or(0, |link| link.txqueuelen);
+        self.each.store(each, Ordering::Relaxed);
+        self.is_begun.store(false, Ordering::Relaxed);
+        self.is_refused.store(false, Ordering::Relaxed);
+        let former = if is_left { self.share(1).unwrap_or(each) } else { each };
+        self.former.store(former, Ordering::Relaxed);
+    }
+
+    /// The frames that each of so many queues shall hold; `None`: the length stays as it is.
+    fn share(&self, sharers: u32) -> Option<u32> {
+        match self.wanted {
+            _ if self.is_refused.load(Ordering::Relaxed) => None,
+            QueueRoom::Auto => Some(ROOM / sharers.min(ROOM_SHARERS_MAX)),
+            QueueRoom::Frames(frames) => Some((frames / sharers).max(1)),
+            QueueRoom::Host => None,
+        }
+    }
+
+    /// The room as it is shown.
+    pub(super) fn info(&self) -> RoomInfo {
+        let [each, sharers] =
+            [&self.each, &self.sharers].map(|number| number.load(Ordering::Relaxed));
+        let source = match (self.share(1), self.wanted) {
+            (Some(_), QueueRoom::Auto) => RoomSource::Auto,
+            (Some(_), _) => RoomSource::Operator,
+            (None, _) => RoomSource::Host,
+        };
+        let changes = self.changes.load(Ordering::Relaxed);
+        RoomInfo { frames: each.saturating_mul(sharers), source, changes }
+    }
+}
+
+impl TapPort {
+    /// Divides the room among the attached queues. The kernel keeps the frames that wait in a queue
+    /// as far as they fit.
+    fn divide(&self, state: &State, is_forced: bool) -> Result<(), Errno> {
+        let attached = state.attached.iter().filter(|is_attached| **is_attached).count();
+        let sharers = u32::try_from(attached).unwrap_or(u32::MAX).max(1);
+        self.room.sharers.store(sharers, Ordering::Relaxed);
+        self.room.share(sharers).map_or(Ok(()), |each| self.set_length(each, is_forced))
+    }
+
+    /// Sets the length that each queue has. `is_forced`: asks the host even if nothing changes.
+    fn set_length(&self, each: u32, is_forced: bool) -> Result<(), Errno> {
+        let is_new = self.room.each.load(Ordering::Relaxed) != each;
+        if !is_new && !is_forced {
+            return Ok(());
+        }
+        let index = self.index().ok_or(Errno::OPNOTSUPP)?;
+        self.links.set(index, &Change { txqueuelen: Some(each), ..Change::default() })?;
+        self.room.each.store(each, Ordering::Relaxed);
+        self.room.changes.fetch_add(u64::from(is_new), Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Gives an interface that is being opened its length, when all queues are detached. With
+    /// several queues the host is asked even if nothing changes yet, so that the log says at the
+    /// start that this process may not change the length. Then the interface keeps its own.
+    ///
+    /// # Errors
+    /// The host refuses the length that the operator has chosen.
+    pub(super) fn begin_room(&self) -> Result<(), Errno> {
+        self.room.is_begun.store(true, Ordering::Relaxed);
+        let is_chosen = matches!(self.room.wanted, QueueRoom::Frames(_));
+        let result = self.divide(&self.state(), is_chosen || self.queues.len() > 1);
+        if let (Err(errno), false) = (result, is_chosen) {
+            self.keep_length(errno);
+            return Ok(());
+        }
+        result
+    }
+
+    /// Divides the room among the queues that are attached now. A failure is logged once.
+    /// `is_forced`: another process may have changed the length.
+    pub(super) fn share_room(&self, state: &State, is_forced: bool) {
+        if self.room.is_begun.load(Ordering::Relaxed)
+            && let Err(errno) = self.divide(state, is_forced)
+        {
+            self.keep_length(errno);
+        }
+    }
+
+    /// Leaves the length to the host from now on.
+    fn keep_length(&self, errno: Errno) {
+        self.room.is_refused.store(true, Ordering::Relaxed);
+        let name = &self.name;
+        if self.room.wanted == QueueRoom::Auto {
+            // The default setting, which needs a right that the daemon need not have.
+            tracing::info!(name, %errno, "txqueuelen: unchanged; each queue has the host's length");
+        } else {
+            tracing::warn!(name, %errno, "txqueuelen: failed; the queues keep theirs");
+        }
+    }
+
+    /// Gives the interface the length that it had when it was opened.
+    pub(super) fn restore_length(&self) {
+        let former = self.room.former.load(Ordering::Relaxed);
+        if former > 0 {
+            let _ = self.set_length(former, false);
+        }
+    }
+}
