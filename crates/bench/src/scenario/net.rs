@@ -281,13 +281,11 @@ pub(super) const WHOLE_SECONDS: u32 = 1;
 /// Pages of a frame, which stay in the cache; pages of a receiveq.
 pub(super) const FRAME_PAGES: usize = 17;
 pub(super) const RING_PAGES: usize = 256;
-/// Frames that all queues of a tap hold together, whatever their number. Linux gives each queue
-/// this length: a tap of four would hold four times the frames, and TCP, which fills every queue,
+/// Frames that all queues of the guest's tap hold together, as those of the host's tap do by the
+/// daemon's default settings. Linux gives each queue this length: TCP, which fills every queue,
 /// would show the length of queues and not their cost. The guest's tap stands for a guest whose
 /// sockets hold TCP back, on however many queues it sends.
 const TAP_FRAMES: u16 = 1000;
-/// The option by which an operator gives the host's tap this length.
-pub(super) const SHARED_ROOM: &str = "--txqueuelen=1000";
 /// Host numbers of the guest's side and of the host's.
 pub(super) const GUEST: u8 = 1;
 pub(super) const HOST: u8 = 2;

@@ -4,7 +4,7 @@
 use super::ScenarioArgs;
 use super::net::{
     Beside, Daemon, FRAME_PAGES, NamespaceJoin, NetBench, PartyRun, RING_PAGES, Ring, Road,
-    SHARED_ROOM, WHOLE_SECONDS,
+    WHOLE_SECONDS,
 };
 use crate::measure::Affinity;
 use crate::netns::address;
@@ -74,7 +74,7 @@ fn by_pairs(
 ) -> Result<Option<NetCell>, String> {
     let load = TcpLoad { to_guest, sessions, message: None };
     let party = |pairs: u16| {
-        let way = NamespaceJoin::Ring(Ring::new(Daemon::Ours, pairs, &[SHARED_ROOM]));
+        let way = NamespaceJoin::Ring(Ring::new(Daemon::Ours, pairs, &[]));
         let on = (&bench.everywhere, &bench.everywhere);
         let run: PartyRun<'_> = Box::new(move || stream(bench, &way, on, load));
         (format!("manyring, {pairs} pairs"), run)
