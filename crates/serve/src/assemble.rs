@@ -1,4 +1,5 @@
-//! Plan -> running parts: the only module that names every kind of part.
+//! Opens the files, ports and sockets of a plan, and makes devices of them: the only module that
+//! names every kind of disk and port.
 
 mod capture;
 pub mod disk;
@@ -73,13 +74,15 @@ pub enum AssembleError {
     Switch { at: String, source: SwitchError },
     #[error("{at}: opening it failed: internal error")]
     Failed { at: String },
-    /// The reason for which the last device waited, with the key as it was typed.
+    /// The error of the last attempt to open the device, after which no time was left to wait. The
+    /// text names the key as it was typed.
     #[error("{0}")]
     Waited(String),
 }
 
 impl AssembleError {
-    /// True if another process holds a resource: opening can succeed when that process has ended.
+    /// True if another process holds the image, the interface or the socket: opening can succeed
+    /// when that process has ended.
     pub fn is_held(&self) -> bool {
         match self {
             Self::Image { source, .. } => matches!(source, ImageError::InUse { .. }),
@@ -92,8 +95,8 @@ impl AssembleError {
         }
     }
 
-    /// True if opening can succeed without a change of the plan: another process ends, or the host
-    /// answers.
+    /// True if a later attempt can succeed without a change of the plan: another process ends, or a
+    /// slow host answers.
     pub fn is_awaited(&self) -> bool {
         let is_slow = match self {
             Self::Slow { .. } => true,
@@ -112,7 +115,7 @@ impl AssembleError {
         )
     }
 
-    /// This error, with the socket's path as the plan names it.
+    /// Returns this error with the socket's path as the plan names it.
     pub fn of_socket(self, socket: &SocketPlan) -> Self {
         match self {
             Self::Socket { at, source } => Self::Socket { at, source: socket.error(source) },
@@ -125,7 +128,7 @@ impl AssembleError {
         Self::Unfound { at: place.at(key), key, problem }
     }
 
-    /// The key that is to blame, unless that is the key of the disk or the port.
+    /// The key that caused the error; `None`: the key of the disk or the port did.
     pub fn key(&self) -> Option<&'static str> {
         match self {
             Self::Pcap { .. } => Some("pcap"),
@@ -136,7 +139,7 @@ impl AssembleError {
     }
 }
 
-/// The key that is to blame for the error of a socket.
+/// The key that caused a socket's error.
 pub fn socket_key(error: &ListenError) -> &'static str {
     match error {
         ListenError::Owner { .. } => "socket_owner",
@@ -145,7 +148,8 @@ pub fn socket_key(error: &ListenError) -> &'static str {
     }
 }
 
-/// An error and its sources, in one line. A source that the text ends with is not repeated.
+/// Returns an error and its sources as one line. If the text already ends with the text of a
+/// source, that source is left out.
 pub(crate) fn in_words(error: &dyn Error) -> String {
     let mut text = error.to_string();
     let mut behind = error.source();
@@ -158,26 +162,27 @@ pub(crate) fn in_words(error: &dyn Error) -> String {
     text
 }
 
-/// How a device is served, and the key that its errors name.
+/// The endpoint and the options of a device, and the key that an error of its socket names.
 #[derive(Debug)]
 pub struct Served {
     /// Where front-ends find the device.
     pub endpoint: Endpoint,
-    /// How its sessions are served.
+    /// Limits of the device's sessions.
     pub options: ServeOptions,
-    /// The key of the socket, as it was typed.
+    /// The key `socket_path` as it was typed, for errors.
     pub at: String,
 }
 
-/// Where a device listens, if this process creates the socket: only then can listening be retried.
+/// Returns the endpoint at which a device listens, if this process creates the socket. Only such a
+/// device can try to listen again later.
 pub fn listens_at(plan: &DevicePlan) -> Option<Endpoint> {
     let SocketPlan::Listen { access, .. } = &plan.socket else { return None };
     let path = plan.socket.listens_at()?;
     Some(Endpoint::Listen { path, permissions: access.permissions() })
 }
 
-/// Checks that the name of a socket is free. A name that another process has is no error if the
-/// plan allows to wait for it (`wait` is not 0).
+/// Checks that no other process listens at a socket's path. If the plan allows to wait for the path
+/// (`wait` is not 0), another process there is no error.
 pub fn free(
     path: &Path,
     wait: Option<u32>,
@@ -189,10 +194,12 @@ pub fn free(
     }
 }
 
-/// Returns how a device is served; adopts a socket that was handed in.
+/// Returns a device's endpoint and options. Adopts its socket if another process passed the
+/// socket's descriptor to this one.
 ///
 /// # Errors
-/// [`AssembleError::Fd`]; [`AssembleError::Unfound`]: the socket's folder does not exist yet.
+/// [`AssembleError::Fd`]: the descriptor cannot be adopted. [`AssembleError::Unfound`]: the
+/// socket's folder does not exist yet.
 pub fn served(plan: &DevicePlan) -> Result<Served, AssembleError> {
     let mut at = plan.place.at("socket_path");
     let endpoint = match &plan.socket {

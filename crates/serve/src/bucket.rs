@@ -1,16 +1,17 @@
-//! `Bucket`: a bucket of tokens that limits the reports of a domain.
+//! `Bucket`: a token bucket that limits the reports of a trust domain to the supervisor.
 //!
 //! Each report takes a token, a long report takes more. The supervisor reads the next report of a
-//! domain when a token is there. The sessions of a device process send no faster than that:
+//! domain when a token is there. The sessions of a device process send more slowly than the
+//! supervisor reads:
 //!
 //! ```text
 //! the supervisor reads      2048 at once, then one each 320 us, whichever process the domain has
 //! all sessions send         1024 at once, then one each 400 us
 //! ```
 //! So the channel is nearly empty, and a report of one session does not wait behind a flood of
-//! reports of another one. Sessions take turns: each has at most one report that waits for a
-//! token, and tokens are given in the order in which they are asked for. Sessions send few
-//! reports: only those with descriptors (`session_journal.rs`).
+//! reports of another one. Each session has at most one report that waits for a token, and tokens
+//! are granted in the order of the requests, so sessions take turns. Only reports with descriptors
+//! pass a bucket of the sessions (`session_journal.rs`), and these are few.
 
 use crate::times::{REPORT_EACH, SESSION_REPORT_EACH};
 use manyring_engine::Rate;
@@ -20,12 +21,13 @@ use tokio::time::{Instant, sleep_until};
 
 /// Reports that the supervisor reads at once.
 const READ_AT_ONCE: u32 = 2048;
-/// Reports that all sessions of a device process send at once: eight with 128 queues begin so.
+/// Reports that all sessions of a device process may send at once: enough for eight sessions with
+/// 128 queues to start.
 const SENT_AT_ONCE: u32 = 1024;
-/// Bytes for which a report takes one token more.
+/// A report takes one token, and one more for each such number of bytes.
 const LONG: usize = 1024;
 
-/// The tokens of a domain.
+/// The token bucket of a domain.
 #[derive(Debug)]
 pub struct Bucket {
     rate: Mutex<Rate>,
@@ -33,12 +35,12 @@ pub struct Bucket {
 }
 
 impl Bucket {
-    /// The bucket by which the supervisor reads the reports of a domain.
+    /// Makes the bucket by which the supervisor reads the reports of a domain.
     pub fn of_reader() -> Self {
         Self::new(READ_AT_ONCE, REPORT_EACH)
     }
 
-    /// The bucket by which the sessions of a device process send.
+    /// Makes the bucket by which the sessions of a device process send.
     pub(super) fn of_sessions() -> Self {
         Self::new(SENT_AT_ONCE, SESSION_REPORT_EACH)
     }
@@ -47,7 +49,7 @@ impl Bucket {
         Self { rate: Mutex::new(Rate::of(at_once, each, Instant::now())), each }
     }
 
-    /// Takes the tokens of a report of this size in bytes. Returns when they are there.
+    /// Waits until a token is there, and charges the tokens of a report of `size` bytes.
     pub async fn pass(&self, size: usize) {
         // The lock is fair: waiters get it in the order in which they came.
         let mut rate = self.rate.lock().await;

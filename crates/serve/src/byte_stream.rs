@@ -1,11 +1,12 @@
 //! `ByteStream`: bytes from a process that may be hostile, over a pair of sockets.
 //!
-//! No pipe leads from such a process to the supervisor. A write to a pipe copies the writer's
-//! memory under the pipe's lock, and a page of that memory may be one that a hostile file system
-//! never delivers: then each read and each close of the pipe waits for that lock, where no signal
-//! ends the wait. A write to a unix socket copies before it takes a lock that a reader takes.
+//! The supervisor reads no pipe of such a process. A write to a pipe copies the writer's memory
+//! while it holds the pipe's lock, and that memory may be a page that a hostile file system never
+//! delivers. Each read and each close of the pipe would then wait for the lock, and no signal ends
+//! that wait. A write to a unix socket copies the memory before it takes a lock that a reader
+//! takes.
 //!
-//! A process can send descriptors over a socket, which an honest process does not do: the stream
+//! A hostile process can send descriptors over the socket; an honest one never does. The stream
 //! ends then, and the janitor closes the descriptors. The janitor also closes the socket, with the
 //! unread bytes in it.
 
@@ -24,17 +25,17 @@ use std::sync::Arc;
 /// The supervisor's end.
 #[derive(Debug)]
 pub struct ByteStream {
-    /// `None`: the janitor has it.
+    /// `None` only after `drop` has passed the socket to the janitor.
     socket: Option<OwnedFd>,
     janitor: Arc<Janitor>,
 }
 
-/// Two connected ends. The first one is for [`ByteStream::new`]. The second one is for the
-/// process, whose writes block while about `size` bytes are unread. The kernel counts its own
-/// overhead, too, and a user who is not root may get less.
+/// Makes two connected sockets. The first one is for [`ByteStream::new`]. The second one is for the
+/// other process, whose writes block while about `size` bytes are unread. The kernel counts its own
+/// overhead in `size`, and limits the size of a user who is not root.
 ///
 /// # Errors
-/// The host has no socket.
+/// The socket pair cannot be made.
 pub fn pair(size: usize) -> io::Result<(OwnedFd, OwnedFd)> {
     let flags = SocketFlags::CLOEXEC;
     let (ours, theirs) = socketpair(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
@@ -42,23 +43,24 @@ pub fn pair(size: usize) -> io::Result<(OwnedFd, OwnedFd)> {
     if sockopt::set_socket_send_buffer_size_force(&theirs, size / 2).is_err() {
         sockopt::set_socket_send_buffer_size(&theirs, size / 2)?;
     }
-    // Read bytes out of band like all others: the kernel closes the descriptors of a byte that it
-    // skips, on the reading thread.
+    // Have `read` return out-of-band bytes, too. If the kernel skipped such a byte, it would close
+    // the descriptors that came with it on the reading thread.
     sockopt::set_socket_oobinline(&ours, true)?;
     Ok((ours, theirs))
 }
 
 impl ByteStream {
-    /// The end of a pair that is read here. The janitor closes descriptors that nobody wants.
+    /// Makes a stream of the first socket of a pair. The janitor closes descriptors that the
+    /// process sends.
     pub fn new(socket: OwnedFd, janitor: Arc<Janitor>) -> Self {
         Self { socket: Some(socket), janitor }
     }
 
-    /// Reads without waiting; 0: every holder of the other end has closed it.
+    /// Reads without waiting. 0: every holder of the other socket has closed it.
     ///
     /// # Errors
     /// `WouldBlock`: there are no bytes yet. `InvalidData`: the process has sent descriptors; the
-    /// stream has ended for that.
+    /// stream has ended for that reason.
     pub fn read(&self, bytes: &mut [u8]) -> io::Result<usize> {
         let (count, brought, is_cut) = receive_into(self.as_fd(), bytes, &self.janitor)?;
         if is_cut || !brought.is_empty() {
@@ -68,13 +70,13 @@ impl ByteStream {
         Ok(count)
     }
 
-    /// Waits until there is something to read, or the end.
+    /// Waits until the stream is readable or has ended.
     pub(crate) fn wait(&self) {
         while poll(&mut [PollFd::new(self, PollFlags::IN)], None) == Err(Errno::INTR) {}
     }
 
-    /// Ends the stream: the holder of the other end can write no more. Written bytes can still be
-    /// read.
+    /// Ends the stream: later writes to the other socket fail. Bytes that were written before can
+    /// still be read.
     pub(crate) fn finish(&self) {
         let _ = shutdown(self, Shutdown::Both);
     }
@@ -95,7 +97,7 @@ impl AsRawFd for ByteStream {
 
 impl Drop for ByteStream {
     fn drop(&mut self) {
-        // The janitor may close the socket much later: no writer shall wait until then.
+        // The janitor may close the socket much later: until then, a write must fail and not block.
         self.finish();
         self.janitor.dispose(self.socket.take());
     }
@@ -109,12 +111,12 @@ pub struct Brought {
 }
 
 impl Brought {
-    /// Descriptors that arrived in another way: tests and the fuzzer make them.
+    /// Wraps descriptors that arrived in another way; for tests and the fuzzer.
     pub fn of(fds: Vec<OwnedFd>, janitor: Arc<Janitor>) -> Self {
         Self { fds, janitor }
     }
 
-    /// True if no descriptor came, or all were taken.
+    /// True if no descriptor came, or the caller has taken them.
     pub fn is_empty(&self) -> bool {
         self.fds.is_empty()
     }
@@ -124,7 +126,7 @@ impl Brought {
         self.fds.len()
     }
 
-    /// The descriptors, which are the caller's from now on.
+    /// Returns the descriptors; the janitor no longer closes them.
     pub fn take(&mut self) -> Vec<OwnedFd> {
         std::mem::take(&mut self.fds)
     }
@@ -139,15 +141,15 @@ impl Drop for Brought {
     }
 }
 
-/// Receives without waiting: how many bytes, with which descriptors, and whether bytes or
-/// descriptors were lost because there was no room for them.
+/// Receives without waiting. Returns the number of bytes, the descriptors, and true if bytes or
+/// descriptors were lost because there was no space for them.
 pub(crate) fn receive_into(
     socket: impl AsFd,
     bytes: &mut [u8],
     janitor: &Arc<Janitor>,
 ) -> io::Result<(usize, Brought, bool)> {
-    // Space for the descriptors of any message: the kernel closes those that do not fit, on this
-    // thread.
+    // Room for the most descriptors that a message can carry: the kernel would close those that do
+    // not fit, on this thread.
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MESSAGE_FDS_MAX))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;

@@ -1,4 +1,5 @@
-//! `Channel`: whole messages with file descriptors over a pair of sockets, without waiting.
+//! `Channel`: sends and receives whole messages with file descriptors over a pair of sockets,
+//! without blocking a thread.
 
 pub use crate::byte_stream::Brought;
 use crate::byte_stream::receive_into;
@@ -17,50 +18,52 @@ use std::sync::Arc;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
-/// An end of the pair. Needs a tokio runtime.
+/// One end of a channel. Needs a tokio runtime.
 #[derive(Debug)]
 pub struct Channel {
     socket: AsyncFd<OwnedFd>,
-    /// Closes descriptors that arrived and are not wanted. The peer chose them, and a close of its
-    /// choice may block.
+    /// Closes descriptors that arrived and are not used. The peer chose these files, and closing
+    /// one of them may block.
     janitor: Arc<Janitor>,
 }
 
-/// For a message without descriptors.
+/// The descriptors of a message without descriptors.
 pub const NO_FDS: &[OwnedFd] = &[];
 
 /// A message that arrived: its bytes and its descriptors.
 pub type Came = (Vec<u8>, Brought);
 
-/// Two connected ends. The second one is for another process, which makes a [`Channel`] of it.
+/// Makes two connected sockets. The second one is for another process, which makes a [`Channel`] of
+/// it.
 pub fn pair() -> io::Result<(OwnedFd, OwnedFd)> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     Ok(socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?)
 }
 
-/// The descriptor, watched by the runtime.
+/// Registers a descriptor with the tokio runtime.
 #[allow(deprecated, reason = "its replacement is unsafe; no owner here ever changes its fd")]
 pub fn watched<T: AsRawFd>(fd: T, interest: Interest) -> io::Result<AsyncFd<T>> {
     AsyncFd::with_interest(fd, interest)
 }
 
 impl Channel {
-    /// An end of a pair. The janitor closes descriptors that nobody wants.
+    /// Makes a channel of one socket of a pair. The janitor closes unused descriptors that the peer
+    /// sends.
     pub fn new(socket: OwnedFd, janitor: Arc<Janitor>) -> io::Result<Self> {
         let socket = watched(socket, Interest::READABLE | Interest::WRITABLE)?;
         Ok(Self { socket, janitor })
     }
 
-    /// The socket, taken off the runtime, to be closed where a close may block: the kernel closes
-    /// the unread messages' descriptors with it.
+    /// Returns the socket, no longer registered with the runtime. The caller closes it on a thread
+    /// that may block: the kernel closes the descriptors in unread messages with it.
     pub fn into_socket(self) -> OwnedFd {
         self.socket.into_inner()
     }
 
-    /// Sends a message as soon as the socket has room for it and for its descriptors.
+    /// Sends a message, after waiting until the socket has room for it and for its descriptors.
     ///
     /// # Errors
-    /// The other end is gone.
+    /// The peer has closed the channel.
     pub async fn send(&self, bytes: &[u8], fds: &[impl AsFd]) -> io::Result<()> {
         let fds: Vec<BorrowedFd<'_>> = fds.iter().map(AsFd::as_fd).collect();
         let send = |socket: &OwnedFd| {
@@ -75,8 +78,8 @@ impl Channel {
         };
         loop {
             match self.socket.async_io(Interest::WRITABLE, send).await {
-                // All processes of this user together, another device process among them, have too
-                // many descriptors in flight.
+                // `ETOOMANYREFS`: all processes of this user together (other device processes
+                // included) have too many descriptors in flight. Try again later.
                 Err(error) if Errno::from_io_error(&error) == Some(Errno::TOOMANYREFS) => {
                     tokio::time::sleep(CHANNEL_RETRY).await;
                 }
@@ -85,10 +88,11 @@ impl Channel {
         }
     }
 
-    /// The next message; `None`: the peer closed the channel.
+    /// Receives the next message; `None`: the peer has closed the channel.
     ///
     /// # Errors
-    /// `InvalidData`: a message that is too long, or has more file descriptors than any.
+    /// `InvalidData`: the message is longer than [`SIZE_MAX`], or has more than [`FDS_MAX`]
+    /// descriptors.
     pub async fn receive(&self) -> io::Result<Option<Came>> {
         match self.came().await {
             Err(error) if error.kind() == io::ErrorKind::ConnectionReset => Ok(None),
@@ -101,7 +105,7 @@ impl Channel {
         self.socket.async_io(Interest::READABLE, receive).await
     }
 
-    /// Returns when the peer closed the channel and had read all messages.
+    /// Waits until the peer has closed the channel after it had read all messages.
     ///
     /// # Errors
     /// `ConnectionReset`: the peer left messages unread. `InvalidData`: the peer sent a message.
@@ -112,7 +116,7 @@ impl Channel {
         }
     }
 
-    /// True if the peer closed the channel, even if messages are left to read.
+    /// True if the peer has closed the channel, even if messages are left to read.
     pub fn is_alone(&self) -> bool {
         use rustix::event::{PollFd, PollFlags, Timespec, poll};
         let mut fds = [PollFd::new(self.socket.get_ref(), PollFlags::empty())];
@@ -120,12 +124,13 @@ impl Channel {
         polled.is_ok() && fds[0].revents().contains(PollFlags::HUP)
     }
 
-    /// Sends nothing more: the peer reads end of file.
+    /// Ends sending: the peer reads end of file.
     pub fn finish(&self) {
         let _ = rustix::net::shutdown(&self.socket, rustix::net::Shutdown::Write);
     }
 
-    /// The next message that a peer sent before it closed the channel; `None`: there is no other.
+    /// Returns the next message that the peer sent before it closed the channel, without waiting;
+    /// `None`: there is no other.
     pub fn receive_buffered(&self) -> Option<Came> {
         receive(self.socket.get_ref(), &self.janitor).ok().flatten()
     }

@@ -1,13 +1,15 @@
-//! `Counts`: the counters of a device in a device process, as the supervisor reads and shows them.
+//! `Counts`: the counters of a device that a device process serves, as the supervisor reads and
+//! shows them.
 //!
-//! The counters lie in a sealed memfd of fixed size. The device process writes them when it is
-//! asked to; the supervisor reads the file and maps nothing. Any number is a valid counter.
+//! The counters lie in a sealed memfd of fixed size. The device process writes the file when the
+//! supervisor asks for it; the supervisor reads the file with `read`, and maps nothing. Any number
+//! is a valid counter, so the file needs no check.
 //!
 //! ```text
-//! counters of each queue, a connection's of each queue, the port's, histograms of each queue
+//! counters of each queue, of each connection of the queues, of the port; histograms of each queue
 //! ```
-//! A page that nobody writes takes no memory: the counters, which are always written, lie together,
-//! and histograms are written once they have a value.
+//! A page of the memfd that was never written takes no memory. So the counters, which are always
+//! written, lie together, and a histogram is written only once it has a value.
 
 use crate::assemble::remote::Remote;
 use manyring_backend::blk::Connection;
@@ -25,17 +27,17 @@ use std::sync::{Arc, Mutex, PoisonError};
 pub struct Counts {
     shown: Arc<DeviceStats>,
     remote: Option<Arc<Remote>>,
-    /// The port, which may be one of a switch.
+    /// The port, if it belongs to a switch: then its counters are shown.
     port: Option<Arc<dyn Port>>,
     file: Mutex<OwnedFd>,
-    /// The counters of earlier device processes, by queue.
+    /// The sums of the counters of former device processes, by queue.
     before: Mutex<Vec<Vec<u64>>>,
-    /// The counters of earlier device processes, of the switch's port.
+    /// The sums of the port's counters of former device processes.
     of_port_before: Mutex<Vec<u64>>,
 }
 
 impl Counts {
-    /// For a device that the supervisor shows and that no device process has yet.
+    /// Makes the counters of a device that no device process serves yet.
     pub fn new(shown: Arc<DeviceStats>, remote: Option<Arc<Remote>>) -> Result<Self, Errno> {
         let before = vec![Vec::new(); shown.count()];
         let file = Mutex::new(blank(before.len())?);
@@ -44,7 +46,7 @@ impl Counts {
         Ok(Self { shown, remote, port, file, before, of_port_before })
     }
 
-    /// Shows also the counters of this port, if it is one of a switch.
+    /// Adds the port: its counters are shown if it belongs to a switch.
     pub fn of_port(self, port: Option<Arc<dyn Port>>) -> Self {
         Self { port, ..self }
     }
@@ -53,8 +55,7 @@ impl Counts {
         self.port.as_ref()?.counted()
     }
 
-    /// Replaces the file of counters by a blank one, and returns a descriptor of it for the next
-    /// device process.
+    /// Replaces the file by a blank one. Returns its descriptor for the next device process.
     pub fn begin(&self) -> Result<OwnedFd, Errno> {
         let queues = self.before.lock().unwrap_or_else(PoisonError::into_inner).len();
         let file = blank(queues)?;
@@ -86,10 +87,11 @@ impl Counts {
         }
     }
 
-    /// Adds the counters of a device process that has ended to those of earlier processes.
+    /// Ends the counters of a device process that has ended: adds them to the sums of the former
+    /// processes.
     pub fn end(&self) {
         self.read();
-        // The connections of the process have ended with it.
+        // The process's connections to the NBD server have ended with it.
         self.remote.iter().for_each(|remote| remote.show(Vec::new()));
         if let Some(port) = self.port() {
             let now = port.all().into_iter().map(|counter| counter.value).collect();
@@ -106,17 +108,18 @@ impl Counts {
 
 /// Size of the counters of one queue, in bytes.
 const OF_QUEUE: usize = QueueStats::COUNTERS * size_of::<u64>();
-/// Size of its histograms, in bytes.
+/// Size of the histograms of one queue, in bytes.
 const OF_HISTOGRAMS: usize = (QueueStats::NUMBERS_MAX - QueueStats::COUNTERS) * size_of::<u64>();
 
-/// Where the counters of a queue are, and its histograms.
+/// Offsets in the file: of a queue's counters, and of its histograms.
 fn queue_places(queues: usize, index: usize) -> [u64; 2] {
     let behind = place(queues, queues).saturating_add((OF_PORT_MAX * size_of::<u64>()) as u64);
     let [counters, histograms] = [index * OF_QUEUE, index * OF_HISTOGRAMS].map(|at| at as u64);
     [counters, behind.saturating_add(histograms)]
 }
 
-/// How many queues a file has room for. A front-end may start more than the device offers.
+/// The number of queues for which the file has room. A front-end may start more queues than the
+/// device offers; those are not shown.
 fn room(file: impl AsFd) -> usize {
     let size = rustix::fs::seek(file, SeekFrom::End(0)).unwrap_or(0);
     let [_, of_none] = queue_places(0, 0);
@@ -124,7 +127,7 @@ fn room(file: impl AsFd) -> usize {
     usize::try_from(size.saturating_sub(of_none) / (of_one - of_none)).unwrap_or(0)
 }
 
-/// The numbers of a queue; `None` if the file cannot be read.
+/// Reads the counters and histograms of a queue; `None` if the file cannot be read.
 fn queue_numbers(file: &OwnedFd, queues: usize, index: usize) -> Option<Vec<u64>> {
     let mut bytes = vec![0; OF_QUEUE + OF_HISTOGRAMS];
     let (counters, histograms) = bytes.split_at_mut(OF_QUEUE);
@@ -136,19 +139,19 @@ fn queue_numbers(file: &OwnedFd, queues: usize, index: usize) -> Option<Vec<u64>
     Some(bytes.as_chunks().0.iter().map(|word| u64::from_ne_bytes(*word)).collect())
 }
 
-/// Numbers of a connection: the number 1, its flags, and four counters.
+/// Numbers of a connection: 1 (the slot is in use), flags, and four counters.
 const OF_CONNECTION: usize = 6;
-/// Flags of a connection.
+/// The flags: connected; shared by several queues.
 const IS_UP: u64 = 1;
 const IS_SHARED: u64 = 2;
 
-/// Where the numbers of a connection are, behind the counters of all queues.
+/// Offset of a connection's numbers, which lie behind the counters of all queues.
 fn place(queues: usize, index: usize) -> u64 {
     let at = queues * OF_QUEUE + index * OF_CONNECTION * size_of::<u64>();
     u64::try_from(at).unwrap_or(u64::MAX)
 }
 
-/// The connection of this index; `None`: there are no more.
+/// Reads the connection of this index; `None`: there are no more.
 fn connection(file: &OwnedFd, queues: usize, index: usize) -> Option<Connection> {
     let mut bytes = [0; OF_CONNECTION * size_of::<u64>()];
     let count = rustix::io::pread(file, &mut bytes, place(queues, index)).ok()?;
@@ -159,10 +162,10 @@ fn connection(file: &OwnedFd, queues: usize, index: usize) -> Option<Connection>
     (count == bytes.len()).then_some(connection)
 }
 
-/// Counters of a switch's port that a file has room for, behind all connections.
+/// Counters of a switch's port for which the file has room, behind all connections.
 const OF_PORT_MAX: usize = 32;
 
-/// The counters of the switch's port; none if the file cannot be read.
+/// Reads the counters of the switch's port; empty if the file cannot be read.
 fn port_numbers(file: &OwnedFd, queues: usize, count: usize) -> Vec<u64> {
     let mut bytes = vec![0; count.min(OF_PORT_MAX) * size_of::<u64>()];
     match rustix::io::pread(file, &mut bytes, place(queues, queues)) {
@@ -178,7 +181,7 @@ fn blank(queues: usize) -> Result<OwnedFd, Errno> {
     sealed("counters", usize::try_from(end).unwrap_or(usize::MAX))
 }
 
-/// Makes a file in memory of `bytes` bytes, sealed so that nobody can change its length.
+/// Makes a memfd of `bytes` bytes, sealed so that nobody can change its length.
 pub fn sealed(name: &str, bytes: usize) -> Result<OwnedFd, Errno> {
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
     let file = rustix::fs::memfd_create(name, flags)?;
@@ -187,7 +190,7 @@ pub fn sealed(name: &str, bytes: usize) -> Result<OwnedFd, Errno> {
     Ok(file)
 }
 
-/// Writes the counters of a device where the supervisor reads them.
+/// Writes the counters of a device into the file that the supervisor reads.
 pub(super) fn write(file: impl AsFd, side: &HostSide) {
     let connections = side.as_blk().map(|blk| blk.host.disk().connections()).unwrap_or_default();
     let (all, queues) = (side.stats.all(), room(&file));
@@ -208,7 +211,7 @@ pub(super) fn write(file: impl AsFd, side: &HostSide) {
         let bytes: Vec<_> = stats.numbers().iter().flat_map(|n| n.to_ne_bytes()).collect();
         let (counters, histograms) = bytes.split_at(OF_QUEUE);
         for (part, at) in [counters, histograms].into_iter().zip(queue_places(queues, index)) {
-            // No bytes of histograms without a value.
+            // A histogram without a value is not written, so that its pages take no memory.
             let _ = rustix::io::pwrite(&file, part, at);
         }
     }

@@ -1,6 +1,6 @@
-//! Certificates and a key for a device process, in a memfd: the texts of the four files of
-//! `manyring_nbd::Credentials` as JSON. A list of authorities alone can be longer than a message.
-//! No path is sent with them.
+//! Passes TLS certificates and a key to a device process, in a memfd: the texts of the four files
+//! of `manyring_nbd::Credentials` as JSON. They go through a file since a list of certificate
+//! authorities alone can be longer than a message. The paths of the files are not sent.
 
 use manyring_nbd::{Connected, Credentials};
 use rustix::fd::OwnedFd;
@@ -8,12 +8,13 @@ use rustix::fs::MemfdFlags;
 use rustix::io::Errno;
 use std::path::PathBuf;
 
-/// Most bytes of the file: four files of a mebibyte whose characters are escaped.
+/// Most bytes of the memfd: four files of one mebibyte, in which JSON may escape each character.
 const BYTES_MAX: usize = 24 << 20;
-/// Bytes that are read at once.
+/// Bytes of one read.
 const PIECE: usize = 64 << 10;
 
-/// The descriptors of a socket for a device process: the socket itself, and the file if it has TLS.
+/// Returns the descriptors that a device process gets for a connection: the socket and, if the
+/// connection has TLS, the memfd with its certificates.
 pub fn given(connected: Connected) -> Result<Vec<OwnedFd>, Errno> {
     let Connected { socket, credentials } = connected;
     let file = credentials.as_ref().map(written).transpose()?;
@@ -30,10 +31,10 @@ fn written(credentials: &Credentials) -> Result<OwnedFd, Errno> {
     Ok(file)
 }
 
-/// The socket of these descriptors, with its certificates.
+/// Makes a connection of the descriptors that the supervisor sent ([`given`]).
 ///
 /// # Errors
-/// `EINVAL`: these are not the descriptors of a socket, or the file holds something else.
+/// `EINVAL`: there is no socket among them, or the memfd holds no credentials.
 pub(super) fn taken(mut fds: Vec<OwnedFd>) -> Result<Connected, Errno> {
     if fds.is_empty() {
         return Err(Errno::INVAL);

@@ -1,5 +1,5 @@
-//! `manyring device-process`: the process of a domain. It serves the devices that it is given, and
-//! ends with its channel.
+//! `manyring device-process`: the process of a trust domain. It serves the devices that the
+//! supervisor sends it, and ends when the supervisor closes the channel.
 
 mod clients;
 mod denied;
@@ -47,19 +47,21 @@ use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use xen::ProcessXen;
 
-/// Most messages of the devices that wait to be sent to the supervisor.
+/// Most reports of the devices that wait to be sent to the supervisor.
 const SAID_MAX: usize = 64;
-/// Most clients of one device that wait.
+/// Most connections of one device that wait for its session to accept them.
 const CLIENTS_MAX: usize = 16;
 
-/// Serves until the supervisor is gone.
+/// Serves devices until the supervisor closes the channel or has died.
 ///
 /// # Errors
-/// One line: the device process cannot start, or the supervisor sent something that is no message.
+/// A text of one line: the device process cannot start, or the supervisor sent bytes that are no
+/// command.
 pub async fn run(plan: &DaemonPlan) -> Result<(), String> {
     manyring_memory::install_sigbus_handler();
     crate::fds::raise_limit();
-    // The supervisor ends its device processes: they ignore a signal to the whole process group.
+    // Ignore SIGTERM and the like: a terminal sends a signal to the whole process group, but the
+    // supervisor decides when its device processes end.
     let _outlived = (signals::outlive(false)?, signals::Ends::new()?);
     let socket = std::io::stdin().as_fd().try_clone_to_owned();
     let closes = Arc::new(Janitor::of("the supervisor"));
@@ -70,7 +72,8 @@ pub async fn run(plan: &DaemonPlan) -> Result<(), String> {
     let pins = Pins { worker_cpus: plan.worker_cpus.clone(), ..Pins::default() };
     let pool = Pool::pinned(PoolOptions { workers_max, polling, uring }, pins);
     pool.has_ring().ok_or("no worker thread available")?;
-    // From here on the starter thread makes all threads.
+    // From here on only the starter thread can make threads: this call takes that right from the
+    // control thread.
     sandbox::confine(ThreadRole::Control);
     manyring_memory::guard_memory();
     if let Some(refused) = identity::refused() {
@@ -103,7 +106,8 @@ pub async fn run(plan: &DaemonPlan) -> Result<(), String> {
         queue_workers,
         switch,
     };
-    // The supervisor may be unable to open /proc/PID of a process of another user.
+    // Send the open file: the supervisor may not be allowed to open /proc/PID of a process of
+    // another user.
     let stat: Vec<_> = std::fs::File::open("/proc/self/stat").into_iter().collect();
     if let Ok(ready) = message::emit(&Report::Ready {}) {
         let _ = process.channel.send(&ready, &stat).await;
@@ -114,7 +118,7 @@ pub async fn run(plan: &DaemonPlan) -> Result<(), String> {
     process.tasks.stop_all();
     let stopped = async { while process.tasks.ended().await.is_some() {} };
     let _ = tokio::time::timeout(PROCESS_QUIT, stopped).await;
-    // The memory of a disk in memory is unmapped here, which may take long.
+    // Dropping a disk in memory unmaps its pages, which may take long: not on this thread.
     let gone = (std::mem::take(&mut process.devices), std::mem::take(&mut process.xens));
     aside(move || drop(gone)).await;
     ended
@@ -131,24 +135,26 @@ struct Inside {
     groups: ProcessGroups,
     outgoing: mpsc::Sender<Outgoing>,
     unanswered: Unanswered,
-    /// The file for the supervisor with the state of all threads.
+    /// The supervisor's file for the state of this process's threads (`threads.rs`).
     threads: Option<OwnedFd>,
-    /// Set when the devices quiesce for the next supervisor.
+    /// True once the devices quiesce for the next supervisor.
     quiesces: Arc<AtomicBool>,
     /// Limits the rate of the reports of all sessions.
     bucket: Arc<Bucket>,
     queue_workers: QueueWorkers,
-    /// The switch whose ports the devices are.
+    /// The switch that this process serves; the ports of its devices belong to it.
     switch: Option<ProcessSwitch>,
 }
 
 struct Device {
-    /// Dropped first, so that no task follows the port of a device that is gone.
+    /// Field order matters: this one is dropped first, so that no task follows the port of a device
+    /// that is gone.
     net: Option<ProcessNet>,
     here: Here,
     clients: mpsc::Sender<Client>,
     counters: OwnedFd,
-    /// The descriptors of the client that the supervisor hands over next, by their names.
+    /// The descriptors that belong to the journal of the next client, by name. They come in
+    /// messages before that client.
     saved: BTreeMap<u64, Vec<OwnedFd>>,
 }
 
@@ -157,7 +163,8 @@ impl Inside {
         say(&self.channel, report).await;
     }
 
-    /// Handles commands and sends the reports of the devices, until the supervisor is gone.
+    /// Handles commands of the supervisor, and sends it the reports of the devices, until the
+    /// supervisor is gone.
     async fn attend(&mut self, mut queued: mpsc::Receiver<Outgoing>) -> Result<(), String> {
         let channel = self.channel.clone();
         loop {
@@ -251,7 +258,8 @@ impl Inside {
         Ok(())
     }
 
-    /// Writes the counters to the files of the supervisor, and reports that.
+    /// Writes all counters to the supervisor's files, and reports that this is done, with the
+    /// `number` of the command.
     async fn count(&mut self, number: u64) {
         self.threads.iter().for_each(|file| threads::write(file, &self.pool));
         let mut news = Vec::new();
@@ -273,7 +281,7 @@ impl Inside {
         }
     }
 
-    /// Has the queues of a device read its limit again.
+    /// Tells the queues of a device to read its limit again.
     fn refresh(&self, device: String) {
         let pool = self.pool.clone();
         tokio::spawn(async move { pool.refresh(|of| of == device, PROCESS_LIMIT_SEEN).await });
@@ -288,12 +296,12 @@ impl Inside {
         here.or_else(|| self.xens.get(device).map(ProcessXen::view))
     }
 
-    /// The switch, if this is the name of its uplink.
+    /// The switch, if `device` is the name of its uplink.
     fn uplink(&self, device: &str) -> Option<&ProcessSwitch> {
         self.switch.as_ref().filter(|switch| switch.is_uplink(device))
     }
 
-    /// Handles a change of an interface, or of the operator's settings.
+    /// Applies the state of an interface (`is_gone`: it was deleted) and the operator's settings.
     fn outside(&self, device: &str, is_gone: bool, wanted: net::Wanted) {
         match (self.uplink(device), self.net(device)) {
             (Some(switch), _) if is_gone => switch.lose(),
@@ -302,8 +310,8 @@ impl Inside {
         }
     }
 
-    /// Replaces the queues of an interface by those of another interface, which the supervisor
-    /// joined.
+    /// Replaces the queues of a deleted interface by queues of the one that the supervisor joined
+    /// in its place.
     fn renew(
         &self,
         device: &str,
@@ -333,7 +341,7 @@ impl Inside {
         let (supervisor, uring, of) = (self.supervisor(name), self.uring, kind.clone());
         let opened = aside(move || grant.opened(of, uring, supervisor)).await;
         let (opened, given) = opened.ok_or("internal error: the device was not created")??;
-        // A command with the limit follows, now and at each change.
+        // The supervisor sends the limit in a command after this one, and again at each change.
         let (here, net) = made(name, &kind, opened, &self.pool);
         let (clients, handed) = mpsc::channel(CLIENTS_MAX);
         self.tasks.serve(&here, Endpoint::Handed(handed), options::of_front_end(&front_end));
@@ -355,7 +363,8 @@ impl Inside {
         });
     }
 
-    /// Stops a device, and reports when all its descriptors and mappings are closed.
+    /// Stops a device, and reports to the supervisor when all its descriptors and mappings are
+    /// closed.
     fn remove(&mut self, name: String) {
         if let Some(xen) = self.xens.remove(&name) {
             return xen.remove(name);
@@ -368,11 +377,11 @@ impl Inside {
         });
     }
 
-    /// Stops all devices for the next supervisor, and reports when all their descriptors and
-    /// mappings are closed. Their front-ends stay connected.
+    /// Stops all devices for the next supervisor, and reports to the supervisor when all their
+    /// descriptors and mappings are closed. The front-ends stay connected.
     fn quiesce(&mut self) {
-        // Set before any session ends: the front-ends stay connected, so their ends are not
-        // reported.
+        // Set this before any session ends: a session then saves its state, and does not report
+        // that its front-end is gone.
         self.quiesces.store(true, Ordering::Relaxed);
         let names: Vec<_> = self.devices.keys().cloned().collect();
         let closing: JoinSet<_> = names.iter().filter_map(|name| self.close(name)).collect();
@@ -386,7 +395,8 @@ impl Inside {
         });
     }
 
-    /// Stops a device. The future returns when all its descriptors and mappings are closed.
+    /// Stops a device. The future returns when all descriptors and mappings of the device are
+    /// closed.
     fn close(&mut self, name: &str) -> Option<impl Future<Output = ()> + Send + use<>> {
         let device = self.devices.remove(name)?;
         self.unanswered.connects_no_more(name);
@@ -397,14 +407,14 @@ impl Inside {
                 while stopping.changed().await.is_ok() {}
             }
             let Device { net, here, clients: _, counters, saved } = device;
-            // No task follows the port any more.
+            // First end the tasks that follow the port.
             drop(net);
             counts::write(&counters, &here.view.side);
             aside(move || drop((here, counters, saved))).await;
         })
     }
 
-    /// Reads the size of a device's file again; the guest gets a configuration change.
+    /// Reads the size of a device's file again; the guest gets a configuration change notification.
     fn measure(&self, name: &str) {
         let Some(blk) = self.view(name).and_then(|view| view.side.as_blk().cloned()) else {
             return;
@@ -418,8 +428,8 @@ impl Inside {
     }
 }
 
-/// Creates a device from its opened disk or port. `shown` has no use here: the supervisor shows
-/// how the device can be reached.
+/// Makes a device of its opened disk or port. `shown` is empty: the supervisor shows the endpoint
+/// of the device.
 fn made(
     name: &str,
     kind: &KindSpec,
@@ -443,7 +453,8 @@ fn made(
 
 pub(super) async fn say(channel: &Channel, report: &Report) {
     if let Ok(bytes) = message::emit(report) {
-        // The supervisor is gone: the next read of the channel ends this process.
+        // An error means that the supervisor is gone: the next read of the channel ends this
+        // process.
         let _ = channel.send(&bytes, NO_FDS).await;
     }
 }

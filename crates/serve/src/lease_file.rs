@@ -1,14 +1,15 @@
-//! The files of a lease: a part of a group of limits that one device process has
+//! The two files of a lease, by which a device process takes part in a group of limits
 //! (`engine/limit/lease.rs`).
 //!
 //! ```text
-//! grants   the supervisor writes whether it is awake, and how much the process was granted; the
-//!          process can only read this file, and the supervisor never reads it
-//! usage    the process writes; the supervisor reads it, and believes none of it (`divide.rs`)
+//! grants   the supervisor writes whether it is awake, and how much time the process was granted;
+//!          the process can only read this file, and the supervisor never reads it
+//! usage    the process writes its usage; the supervisor reads the file, and trusts no value in it
+//!          (`divide.rs`)
 //! ```
-//! A file holds all its words twice, one copy behind the other. A reader that finds different
-//! copies has read during a write: it keeps the values that it read before. Neither side maps a
-//! file or waits.
+//! A file holds all its words twice, one copy behind the other. A reader that finds two different
+//! copies has read during a write: it then keeps the values that it read before. Neither side maps
+//! a file or waits.
 
 use crate::counts::sealed;
 use crate::supervisor_client::Outgoing;
@@ -19,7 +20,7 @@ use rustix::io::Errno;
 use std::sync::atomic::{Ordering, fence};
 use tokio::sync::mpsc;
 
-/// Buckets of a group.
+/// Number of token buckets in a group.
 pub(super) const BUCKETS: usize = size_of::<Usages>() / size_of::<Usage>();
 /// Words of the two files.
 const GRANTS: usize = 1 + BUCKETS;
@@ -27,7 +28,7 @@ const USAGE: usize = BUCKETS * (2 + LEVELS);
 /// Bytes of the longer file.
 const BYTES_MAX: usize = 2 * USAGE * size_of::<u64>();
 
-/// The supervisor's files of a lease.
+/// The files of a lease, in the supervisor.
 #[derive(Debug)]
 pub struct LeaseFiles {
     grants: OwnedFd,
@@ -35,11 +36,13 @@ pub struct LeaseFiles {
 }
 
 impl LeaseFiles {
-    /// Makes the files. Returns the descriptors for the process, too. Looks into /proc.
+    /// Makes the files. Returns them, and the descriptors for the device process. Opens a file in
+    /// /proc.
     pub fn new() -> Result<(Self, Vec<OwnedFd>), Errno> {
         let grants = sealed("grants", 2 * GRANTS * size_of::<u64>())?;
         let usage = sealed("usage", 2 * USAGE * size_of::<u64>())?;
-        // A process of another user cannot open the file again for writing.
+        // Make the file read-only: a device process, which has another user, then cannot open it
+        // again for writing.
         rustix::fs::fchmod(&grants, Mode::RUSR)?;
         let path = format!("/proc/self/fd/{}", grants.as_raw_fd());
         let read = rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
@@ -47,18 +50,19 @@ impl LeaseFiles {
         Ok((Self { grants, usage }, of_process))
     }
 
-    /// Tells the process how much it was granted in all, and whether the supervisor is awake: if
-    /// not, the process has to ring.
+    /// Writes for the process how much time it was granted in all, and whether the supervisor is
+    /// awake. While it is not, a process that needs time must ring (`lease_ring.rs`).
     pub fn grant(&self, is_awake: bool, granted_ns: &[u64; BUCKETS]) {
         let mut words = [u64::from(is_awake); GRANTS];
         words[1..].copy_from_slice(granted_ns);
         write(&self.grants, &words);
-        // Pairs with the fence in `tell`: either the next read here sees what the process has
-        // written, or the process sees that the supervisor is not awake, and rings.
+        // Pairs with the fence in `tell`: either this process's next read sees the usage that the
+        // device process has written, or the device process sees that the supervisor is not awake,
+        // and rings.
         fence(Ordering::SeqCst);
     }
 
-    /// The usage that the process has written; `None`: the process is writing at this moment.
+    /// Reads the usage that the process has written; `None`: the process is writing at this moment.
     pub fn usages(&self) -> Option<Usages> {
         let mut words = read::<USAGE>(&self.usage)?.into_iter();
         let mut next = || words.next().unwrap_or(0);
@@ -70,7 +74,7 @@ impl LeaseFiles {
     }
 }
 
-/// A lease as the device process has it.
+/// The files of a lease, in the device process.
 #[derive(Debug)]
 pub(super) struct ProcessLease {
     grants: OwnedFd,
@@ -79,7 +83,8 @@ pub(super) struct ProcessLease {
 }
 
 impl ProcessLease {
-    /// `None`: these are not the descriptors of a lease.
+    /// Makes a lease of the supervisor's descriptors; `None`: these are not the two files of a
+    /// lease.
     pub(super) fn new(fds: Vec<OwnedFd>, outgoing: mpsc::Sender<Outgoing>) -> Option<Self> {
         let [grants, usage] = fds.try_into().ok()?;
         Some(Self { grants, usage, outgoing })
@@ -100,18 +105,19 @@ impl Lease for ProcessLease {
         });
         words.iter_mut().zip(all).for_each(|(word, value)| *word = value);
         write(&self.usage, &words);
-        // Pairs with the fence in `grant`: a supervisor that is about to sleep writes so first,
-        // and then reads the usage once more.
+        // Pairs with the fence in `grant`: a supervisor that is about to sleep first writes so, and
+        // then reads the usage once more.
         fence(Ordering::SeqCst);
         let sleeps = || read::<GRANTS>(&self.grants).is_some_and(|words| words[0] == 0);
         if usages.iter().any(Usage::is_needy) && sleeps() {
-            // If the queue has no room, the next call of `tell` rings soon.
+            // If the queue is full, nothing is lost: the next call of `tell`, which comes soon,
+            // rings.
             let _ = self.outgoing.try_send(Outgoing::Needs);
         }
     }
 }
 
-/// Writes these words, twice.
+/// Writes the words twice, in one write.
 fn write(file: impl AsFd, words: &[u64]) {
     let mut bytes = [0; BYTES_MAX];
     let mut len = 0;
@@ -122,7 +128,7 @@ fn write(file: impl AsFd, words: &[u64]) {
     let _ = rustix::io::pwrite(file, &bytes[..len], 0);
 }
 
-/// The words of a file; `None`: its two copies differ.
+/// Reads the words of a file; `None`: its two copies differ.
 fn read<const WORDS: usize>(file: impl AsFd) -> Option<[u64; WORDS]> {
     let mut bytes = [0; BYTES_MAX];
     let len = 2 * WORDS * size_of::<u64>();

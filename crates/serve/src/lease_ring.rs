@@ -1,5 +1,5 @@
-//! `Ring`: a flag by which a device process tells the thread that divides limits
-//! (`lease_holders.rs`) that devices of its groups need something.
+//! `Ring`: a flag by which a device process wakes the supervisor's thread that divides limits
+//! (`lease_holders.rs`), when devices of its groups wait for time.
 
 use rustix::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -9,17 +9,17 @@ use std::sync::{Arc, OnceLock};
 #[derive(Debug, Default)]
 pub struct Ring {
     has_rung: AtomicBool,
-    /// An eventfd of the supervisor's own; not set while the process has no lease.
+    /// An eventfd of the supervisor; not set while the process has no lease.
     wakes: OnceLock<Arc<OwnedFd>>,
 }
 
 impl Ring {
-    /// Has the flag wake the thread that waits for this eventfd.
+    /// Sets the eventfd by which [`Self::ring`] wakes the thread.
     pub fn lead_to(&self, wakes: &Arc<OwnedFd>) {
         let _ = self.wakes.set(wakes.clone());
     }
 
-    /// Sets the flag, because the process has rung. Wakes the thread if the flag was not set.
+    /// Sets the flag. Wakes the thread if the flag was not set.
     pub fn ring(&self) {
         let Some(wakes) = self.wakes.get() else { return };
         if !self.has_rung.swap(true, Ordering::Relaxed) {
@@ -27,7 +27,7 @@ impl Ring {
         }
     }
 
-    /// Clears the flag; returns whether the process has rung since the last call.
+    /// Clears the flag. Returns true if the process has rung since the last call.
     pub fn hear(&self) -> bool {
         self.has_rung.swap(false, Ordering::Relaxed)
     }

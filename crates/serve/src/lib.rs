@@ -1,22 +1,23 @@
-//! Serves the devices of one process: sessions, workers and guest memory. Touches no packet.
+//! Serves the devices of one process: sessions, workers and guest memory. It handles no packet and
+//! no request itself.
 //!
 //! ```text
-//!                    in                  by                        out
+//! in                  by                        out
 //! a supervisor       a device of a plan  assemble/wanted.rs        Made: the opened device
 //! a device process   Commands            device_process.rs, `run`  Reports, counters; sessions
 //! ```
-//! [`assemble`] opens the disks and ports of a plan (`manyring_config`). The sessions of a device
-//! that the supervisor serves itself are started by its `devices/front.rs`. A device process
-//! ([`device_process`]) gets a device's specification and descriptors from its supervisor instead,
-//! opens nothing itself, and gives up its rights first. Begin with `assemble/wanted.rs` for the
-//! supervisor, and with `run` in `device_process.rs` for a device process.
+//! [`assemble`] opens the disks and ports of a plan (`manyring_config`). For devices that the
+//! supervisor serves itself, the supervisor's `devices/front.rs` starts the sessions. A device
+//! process ([`device_process`]) drops its rights first, and then gets each device's spec and
+//! descriptors from its supervisor: it opens nothing itself. Begin with `assemble/wanted.rs` for
+//! the supervisor, and with `run` in `device_process.rs` for a device process.
 //!
 //! Both processes send messages with descriptors by [`channel`]. A device process writes its
-//! counters ([`counts`]), the state of its workers ([`threads`]) and the work that a limit let
-//! pass ([`lease_file`]) into sealed memory, which the supervisor reads.
+//! counters ([`counts`]), the state of its workers ([`threads`]) and its use of shared limits
+//! ([`lease_file`]) into sealed memfds, which the supervisor reads.
 //!
-//! Nothing here writes to standard output or standard error but [`output`] and [`log`]: the macros
-//! that print panic where a write fails, and a panic ends the process with every device in it.
+//! Only [`output`] and [`log`] write to standard output and standard error: `println!` and its like
+//! panic when a write fails, and a panic would end the process with all its devices.
 #![deny(unsafe_code)]
 #![deny(clippy::print_stdout, clippy::print_stderr)]
 

@@ -1,4 +1,4 @@
-//! The groups whose devices share a limit, as the process has them.
+//! The groups of devices that share a limit, in this process.
 
 use manyring_config::plan::{GroupPlan, LimitPlan};
 use manyring_engine::clock_now_ns;
@@ -6,14 +6,14 @@ use manyring_engine::limit::{Group, Limit, Rates};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// The groups, by name. Clones are the same groups.
+/// The groups, by name. Clones share them.
 #[derive(Clone, Debug, Default)]
 pub struct Groups(Arc<Mutex<BTreeMap<String, Arc<Group>>>>);
 
 impl Groups {
-    /// Sets the rates of all groups at once; a group that no plan names has no limit. Returns the
-    /// groups whose rates change: the caller has the queues of their devices read the limits
-    /// again.
+    /// Sets the rates of all groups at once; a group that no plan names gets no limit. Returns the
+    /// names of the groups whose rates changed: the caller has the queues of their devices read the
+    /// limits again.
     pub fn follow(&self, plans: &[GroupPlan]) -> Vec<String> {
         let mut groups = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         for plan in plans {
@@ -31,7 +31,7 @@ impl Groups {
         changed
     }
 
-    /// Gives a device its limit. The caller has the device's queues read the limit again.
+    /// Sets the limit of a device. The caller has the device's queues read the limit again.
     pub fn limit(&self, limit: &Limit, plan: &LimitPlan) {
         let group = plan.group.as_ref().map(|name| {
             let mut groups = self.0.lock().unwrap_or_else(PoisonError::into_inner);
@@ -41,7 +41,7 @@ impl Groups {
     }
 }
 
-/// A group whose rates come later.
+/// Makes a group without a limit; its rates are set later.
 fn none() -> Arc<Group> {
     Group::new(Rates::default(), clock_now_ns())
 }

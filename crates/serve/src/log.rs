@@ -1,12 +1,11 @@
-//! Logs: structured, to stderr, with a bound on how many lines a second come through.
+//! Logs structured lines to standard error, with a limit of lines for each second.
 //!
-//! Most lines are about what a guest or front-end did; one that misbehaves without end must not
-//! fill the host's disk. Lines that are not shown are counted, and their number is logged. Warnings
-//! and information have a bound each, so that neither hides the other; debug and trace have none.
-//! Lines that are shown go through a queue to a thread of its own (`lines`): a log that cannot be
-//! written, or that blocks, neither ends nor delays the thread that logs. Before the process
-//! serves anything no guest can be delayed: the thread that ends the process then writes the last
-//! lines itself.
+//! Most lines report what a guest or front-end did, and one that misbehaves without end must not
+//! fill the host's disk. Lines above the limit are counted, and their number is logged. Warnings
+//! and information have a limit each, so that neither displaces the other; debug and trace have
+//! none. Lines go through a queue to a thread of their own (`lines.rs`): a standard error that
+//! fails or blocks neither ends nor delays the thread that logs. A process that ends before it has
+//! served a guest delays nobody: the thread that ends it writes the last lines itself.
 
 mod fields;
 mod format;
@@ -29,22 +28,22 @@ use tracing::{Level, Metadata};
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::fmt::MakeWriter;
 
-/// Warnings and errors that may come at once.
+/// Warnings and errors that may be logged at once.
 const BURST: u32 = 50;
-/// Lines of level info that may come at once: a start with many devices has some for each.
+/// Lines of level info that may be logged at once: a start logs some for each of many devices.
 const INFO_BURST: u32 = 1000;
 
-/// True once guests may be served: from then on no thread waits for standard error.
+/// True once guests may be served: from then on no thread may wait for standard error.
 static SERVES: AtomicBool = AtomicBool::new(false);
 
-/// True if standard error is a stream of systemd's journal: lines begin with their priority.
+/// True if standard error is a stream of systemd's journal: then lines begin with their priority.
 static JOURNAL: OnceLock<bool> = OnceLock::new();
 
 /// The queue of lines for standard error.
 static LINES: Lines = Lines::new();
 
-/// Starts the thread that writes to standard error, for the log and for all other text. The
-/// message of a panic goes through it, too.
+/// Starts the thread that writes to standard error, for the log and for all other text. Also has
+/// the message of a panic go through this thread.
 pub fn open() -> io::Result<()> {
     let _ = JOURNAL.set(is_journal());
     let thread = std::thread::Builder::new().name("log".to_owned());
@@ -61,7 +60,8 @@ pub fn open() -> io::Result<()> {
     Ok(())
 }
 
-/// Writes text that is no line of the log to standard error: the reason why the program ends.
+/// Writes text that is no line of the log to standard error, such as the reason why the program
+/// ends.
 pub fn say(text: String) {
     let text: String = match JOURNAL.get() {
         Some(true) => text.split_inclusive('\n').map(|line| format!("<3>{line}")).collect(),
@@ -70,15 +70,15 @@ pub fn say(text: String) {
     LINES.push(text.into_bytes());
 }
 
-/// Writes a line of a device process to standard error, with the name of the device process. The
-/// line may have any content.
+/// Writes a line that a device process logged to standard error, with the name of the process. The
+/// line may contain anything.
 pub fn pass_on(process: &str, line: &str) {
     LINES.push(named(LINES.format(), process, line).into_bytes());
 }
 
-/// A line of a device process with the name of the process: before a line of text, and as the
-/// first key of JSON. A line that is no JSON object, or that names a process itself, becomes the
-/// message of a new object.
+/// Adds the name of a device process to its line: in front of a line of text, and as the first key
+/// of JSON. A line that is no JSON object, or that has a key `process` itself, becomes the message
+/// of a new object.
 fn named(format: LogFormat, process: &str, line: &str) -> String {
     if format == LogFormat::Text {
         return format!("process={process} {line}\n");
@@ -97,8 +97,8 @@ fn named(format: LogFormat, process: &str, line: &str) -> String {
     }
 }
 
-/// The prefix of a line of this level: its priority, as syslog counts, where the journal reads it
-/// (sd-daemon(3)).
+/// The prefix of a line of this level: the syslog priority if systemd's journal reads standard
+/// error (sd-daemon(3)), else nothing.
 fn head(level: Level) -> &'static str {
     match (JOURNAL.get(), level) {
         (Some(true), Level::ERROR) => "<3>",
@@ -109,7 +109,7 @@ fn head(level: Level) -> &'static str {
     }
 }
 
-/// From now on this process serves: no thread waits for standard error any more.
+/// Must be called before guests are served: from then on no thread waits for standard error.
 pub fn now_serves() {
     SERVES.store(true, Ordering::Relaxed);
 }
@@ -120,7 +120,7 @@ pub fn finish() {
 }
 
 /// Writes the last lines at the end of the process. A process that has served nothing writes them
-/// on this thread, since they say why it ends: the log's thread may come too late.
+/// on this thread, and waits: they say why it ends, and the log's thread might not run any more.
 pub fn end() {
     if SERVES.load(Ordering::Relaxed) {
         finish();
@@ -129,23 +129,26 @@ pub fn end() {
     }
 }
 
-/// The level and the format, as they were given.
+/// The log's level and format, as the command line gave them.
 static ARGUMENTS: OnceLock<[String; 2]> = OnceLock::new();
 
-/// The options by which another process logs as this one does.
+/// The options with which another process logs as this one does.
 pub fn arguments() -> Vec<String> {
     let [level, format] = ARGUMENTS.get().cloned().unwrap_or_default();
     vec!["--log-level".to_owned(), level, "--log-format".to_owned(), format]
 }
 
-/// Starts logging. A level that is not known is one error.
+/// Starts logging.
+///
+/// # Errors
+/// A text of one line: the level is unknown.
 pub fn start(level: &str, format: LogFormat) -> Result<(), String> {
     let _ = ARGUMENTS.set([level.to_owned(), format.name().to_owned()]);
     let known = ["error", "warn", "info", "debug", "trace"];
     if !known.contains(&level) {
         return Err(format!("--log-level: {level:?} is not one of {}", known.join(", ")));
     }
-    // The directive matches by prefix: the names of all our crates begin with `manyring`.
+    // `manyring` stands for all our crates: a directive matches by prefix.
     let filter = EnvFilter::new(format!("warn,manyring={level}"));
     let limit = |burst| Mutex::new(Limit::new(burst));
     let limited = Limited { warnings: limit(BURST), infos: limit(INFO_BURST), format };
@@ -156,7 +159,7 @@ pub fn start(level: &str, format: LogFormat) -> Result<(), String> {
         .with_ansi(io::stderr().is_terminal())
         .with_writer(limited);
     match format {
-        // The journal adds the time of each line.
+        // No time: the journal adds the time of each line.
         LogFormat::Text if JOURNAL.get() == Some(&true) => {
             builder.fmt_fields(fields::Fields).with_target(false).without_time().init();
         }
@@ -169,15 +172,15 @@ pub fn start(level: &str, format: LogFormat) -> Result<(), String> {
 /// The decision whether a line is shown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Verdict {
-    /// Shown, after this many that were not.
+    /// The line is shown. `suppressed`: the number of lines before it that were not.
     Show { suppressed: u64 },
-    /// The first that is not shown.
+    /// The line is not shown, as the first one: log that lines are suppressed.
     Suppress,
-    /// Not shown; the suppression is logged already.
+    /// The line is not shown; the suppression was logged before.
     Drop,
 }
 
-/// The bound on the lines of one sort, and how many lines it has kept back.
+/// The bound on the lines of one sort, and how many lines it has suppressed.
 #[derive(Debug)]
 struct Limit {
     rate: Rate,
@@ -189,7 +192,7 @@ impl Limit {
         Self { rate: Rate::of(burst, LOG_LINE_EACH, Instant::now()), suppressed: 0 }
     }
 
-    /// Decides on a line at `now`.
+    /// Decides whether a line at time `now` is shown, and charges the rate if so.
     fn decide(&mut self, now: Instant) -> Verdict {
         if self.rate.due() <= now {
             self.rate.charge(LOG_LINE_EACH, now);
@@ -213,7 +216,7 @@ impl Limited {
     }
 }
 
-/// A line of level warn about the log itself.
+/// Formats a warning about the log itself.
 fn warning(format: LogFormat, text: &str) -> String {
     match format {
         LogFormat::Text => format!("{} WARN {text}\n", head(Level::WARN)),
@@ -249,10 +252,10 @@ impl<'a> MakeWriter<'a> for Limited {
     }
 }
 
-/// The writer of one line.
+/// The writer of one line; it discards a line that is not shown.
 struct Line {
     shown: bool,
-    /// The prefix of its text: the priority for the journal, or nothing.
+    /// The prefix of the line: the priority for the journal, or nothing.
     head: &'static str,
 }
 

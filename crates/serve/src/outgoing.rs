@@ -15,9 +15,9 @@ pub type OutgoingMessage = (Command, Vec<MessageFd>);
 /// A file descriptor that is sent with a command.
 #[derive(Debug)]
 pub enum MessageFd {
-    /// A descriptor of the supervisor's own, which is closed once it is sent.
+    /// A descriptor that the supervisor opened; it is closed after it was sent.
     Own(OwnedFd),
-    /// A front-end's descriptor, of which the supervisor keeps its own copy.
+    /// A descriptor of a front-end; the supervisor keeps a copy.
     Foreign(Arc<ForeignFd>),
 }
 
@@ -36,7 +36,7 @@ impl AsFd for MessageFd {
     }
 }
 
-/// The descriptors of a message by their names.
+/// Splits the descriptors of a message into groups by their names.
 pub fn by_name(
     named: Vec<NamedFds>,
     fds: Vec<OwnedFd>,
@@ -47,10 +47,10 @@ pub fn by_name(
         .map(move |NamedFds { name, count }| (name, fds.by_ref().take(count).collect()))
 }
 
-/// A command that is being sent. An error says why the process ends.
+/// The sending of a command, in progress. An error is the reason to end the device process.
 pub type Sending<'a> = Pin<Box<dyn Future<Output = Result<(), String>> + Send + 'a>>;
 
-/// Sends a message and its descriptors. An error says why the process ends.
+/// Sends a message and its descriptors. An error is the reason to end the device process.
 pub async fn send(channel: &Channel, bytes: Vec<u8>, fds: Vec<MessageFd>) -> Result<(), String> {
     match timeout(PROCESS_ANSWER, channel.send(&bytes, &fds)).await {
         Ok(Ok(())) => {}
@@ -63,8 +63,8 @@ pub async fn send(channel: &Channel, bytes: Vec<u8>, fds: Vec<MessageFd>) -> Res
     Ok(())
 }
 
-/// Waits until the channel has taken the command that is being sent. Never returns while there is
-/// none, so that a `select` waits for its other branches alone.
+/// Waits until the command has been sent. Without a command, never returns, so that a `select`
+/// waits for its other branches only.
 pub async fn sent(sending: &mut Option<Sending<'_>>) -> Result<(), String> {
     match sending {
         Some(sending) => sending.await,

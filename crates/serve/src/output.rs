@@ -1,4 +1,4 @@
-//! Output for the process that started the program, and the exit status.
+//! Writes a command's output and error, and returns the exit status.
 
 use crate::log;
 use manyring_config::ConfigError;
@@ -11,9 +11,9 @@ use std::process::ExitCode;
 pub enum Failure {
     /// The command line or the configuration is wrong: status 2.
     Wrong(String),
-    /// The host or the daemon refuses: status 1.
+    /// The host or the daemon refused the command: status 1.
     Refused(String),
-    /// The reader of standard output has closed it, as `head` does: nothing has failed, status 0.
+    /// The reader of standard output has closed it, as `head` does. This is no error: status 0.
     Unread,
 }
 
@@ -44,7 +44,7 @@ impl From<String> for Failure {
 /// Prints to standard output.
 ///
 /// # Errors
-/// [`Failure::Unread`] if nobody reads it, [`Failure::Refused`] if it cannot be written.
+/// [`Failure::Unread`]: the reader has closed it. [`Failure::Refused`]: the write failed.
 pub fn print(text: &str) -> Result<(), Failure> {
     let mut out = io::stdout().lock();
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
@@ -54,7 +54,7 @@ pub fn print(text: &str) -> Result<(), Failure> {
     }
 }
 
-/// Writes why a command ends to standard error, and returns the exit status.
+/// Writes the error of a command, if any, to standard error, and returns the exit status.
 pub fn end(ended: Result<(), Failure>) -> ExitCode {
     match ended {
         Ok(()) | Err(Failure::Unread) => ExitCode::SUCCESS,
@@ -69,15 +69,15 @@ pub fn end(ended: Result<(), Failure>) -> ExitCode {
     }
 }
 
-/// Why a command ends, escaped for a terminal: the text may come from a daemon, and may hold names
-/// that other users have chosen.
+/// Formats an error for a terminal, and escapes it: the text may come from a daemon, and may
+/// contain names that other users chose.
 fn said(message: &str) -> String {
     let lines: Vec<_> = message.split('\n').map(log::shown).collect();
     format!("manyring: {}\n", lines.join("\n"))
 }
 
-/// Ends a program whose command line was wrong, or asked for help or the version. `message`: one
-/// line that says more than the error does, where there is one.
+/// Ends a program whose command line was wrong, or asked for help or the version. `message`: a text
+/// of one line that replaces clap's error.
 pub fn explain(error: &clap::Error, message: Option<String>) -> ExitCode {
     let styled = |is_terminal: bool| {
         let text = error.render();

@@ -1,4 +1,4 @@
-//! Looks after the host's interface of a network device, in whichever process serves the device.
+//! Watches the host's interface of a network device, in the process that serves the device.
 
 use crate::view::DeviceView;
 use manyring_device::net::NetSide;
@@ -10,8 +10,9 @@ pub fn with_interface(view: &DeviceView) -> Option<&Arc<dyn NetSide>> {
     view.side.as_net().filter(|device| device.port().interface().is_some())
 }
 
-/// Has the device of `view` look after its interface, until the result is dropped. `is_late`: the
-/// device may have missed reports since its port was opened, so the interface is checked at once.
+/// Starts the task that watches the interface of the device; it ends when the result is dropped.
+/// `is_late`: the device may have missed reports since its port was opened, so the interface is
+/// checked at once.
 pub fn look_after(view: &DeviceView, is_late: bool) -> JoinSet<()> {
     let mut tasks = JoinSet::new();
     if let Some(device) = with_interface(view).cloned() {

@@ -1,23 +1,23 @@
-//! `/proc/PID/stat`: the memory and the CPU time that a process uses (proc(5)).
+//! Reads `/proc/PID/stat`: the memory and the CPU time that a process uses (proc(5)).
 
 use std::fs;
 use std::os::unix::fs::FileExt;
 
-/// Ticks of the CPU time in a second.
+/// Clock ticks in a second of CPU time.
 pub const TICKS: u64 = 100;
 
 /// The memory and CPU time that another process uses.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Used {
-    /// Bytes of memory that are resident.
+    /// Resident memory in bytes.
     pub resident_bytes: u64,
     /// Nanoseconds of CPU time since the start of the process.
     pub cpu_ns: u64,
 }
 
 impl Used {
-    /// Reads the usage of the process that this `/proc/self/stat` belongs to; zeroes if the
-    /// process is gone. The kernel takes no lock for this read that the process may hold.
+    /// Reads the usage of the process that opened this `/proc/self/stat`; zeroes if the process is
+    /// gone. The kernel takes no lock for this read that the process may hold.
     pub(crate) fn of(stat: &fs::File) -> Self {
         let mut text = [0; 1024];
         let read = stat.read_at(&mut text, 0).unwrap_or(0);
@@ -30,9 +30,11 @@ impl Used {
     }
 }
 
-/// Field `number` of `/proc/self/stat`, counted from 1 as proc(5) does; 3 or above.
+/// Returns field `number` of `/proc/self/stat`, counted from 1 as in proc(5). Only fields from 3
+/// on.
 pub fn field(stat: &str, number: usize) -> Option<u64> {
-    // The name of the program may hold blanks and brackets: the fields behind it begin at 3.
+    // The program's name may contain blanks and brackets: so look for the last `)`, behind which
+    // field 3 begins.
     let (_, behind) = stat.rsplit_once(") ")?;
     behind.split_whitespace().nth(number.checked_sub(3)?)?.parse().ok()
 }

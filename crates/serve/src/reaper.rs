@@ -1,9 +1,9 @@
-//! The reaper: a thread of its own that reaps child processes, and for which nobody waits.
+//! The reaper: a thread that reaps child processes. No other thread waits for it.
 //!
-//! To reap a process is to have the kernel forget it (`wait4`). The kernel then drops what it has
-//! cached of the process's folder in /proc, and where many programs read /proc at that moment, the
-//! call takes seconds. So a child counts as ended when its pidfd says so, and its exit status,
-//! which only messages show, comes later or not at all.
+//! Reaping a process (`wait4`) makes the kernel drop its cache of the process's folder in /proc. If
+//! many programs read /proc at that moment, the call takes seconds. So other code considers a child
+//! ended when its pidfd says so. The exit status, which only messages show, comes later or not at
+//! all.
 
 use crate::times::{REAP_RETRY, REAP_STATUS};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -13,7 +13,7 @@ use std::process::{Child, ExitStatus};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
-/// Children that are to be reaped.
+/// The children that are to be reaped.
 #[derive(Debug, Default)]
 struct Children {
     all: Vec<(Child, SyncSender<ExitStatus>)>,
@@ -23,25 +23,26 @@ struct Children {
 static CHILDREN: Mutex<Children> = Mutex::new(Children { all: Vec::new(), has_thread: false });
 static CAME: Condvar = Condvar::new();
 
-/// The exit status of a child that is being reaped.
+/// Receives the exit status of a child that is being reaped.
 #[derive(Debug)]
 pub struct Status(Receiver<ExitStatus>);
 
 impl Status {
-    /// The status in words; waits for it a little. Never on the control thread.
+    /// Returns the status as text; waits [`REAP_STATUS`] for it at most. Must not be called on the
+    /// control thread.
     pub fn in_words(&self) -> String {
         let status = self.0.recv_timeout(REAP_STATUS);
         status.map_or_else(|_| "exit status unknown".to_owned(), |status| status.to_string())
     }
 }
 
-/// Has a child reaped as soon as it has ended. Waits for nothing.
+/// Passes a child to the reaper, which reaps it when it has ended. Does not wait.
 pub fn reap(child: Child) -> Status {
     let (reaped, status) = sync_channel(1);
     let mut children = lock();
     children.all.push((child, reaped));
     if !children.has_thread {
-        // If no thread can start now, a later call starts one, which reaps this child, too.
+        // If no thread can be made now, a later call makes one, which then reaps this child, too.
         let thread = std::thread::Builder::new().name("reaper".to_owned());
         children.has_thread = thread.spawn(work).is_ok();
     }
@@ -49,7 +50,8 @@ pub fn reap(child: Child) -> Status {
     Status(status)
 }
 
-/// True once the process of this pidfd has ended. Waits until then, or for this long.
+/// Waits until the process of this pidfd has ended, `longest` at most. Returns true if it has
+/// ended.
 pub fn has_ended(pidfd: &OwnedFd, longest: Option<Timespec>) -> bool {
     loop {
         match poll(&mut [PollFd::new(pidfd, PollFlags::IN)], longest.as_ref()) {
@@ -71,7 +73,8 @@ fn work() {
         let mut children = if pending.is_empty() {
             CAME.wait_while(children, has_none).unwrap_or_else(PoisonError::into_inner)
         } else {
-            // Tries children again that have not ended, or that a debugger traces.
+            // Wait with a limit, and then try again the children that have not ended, or that a
+            // debugger traces.
             let waited = CAME.wait_timeout_while(children, REAP_RETRY, has_none);
             waited.unwrap_or_else(PoisonError::into_inner).0
         };

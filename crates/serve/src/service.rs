@@ -1,16 +1,16 @@
-//! The service manager above us: the messages that it gets, and the sockets that it hands in and
+//! The service manager (systemd): messages to it, and sockets that it passes to this process and
 //! keeps.
 //!
 //! ```text
-//! it tells us, in the environment:  NOTIFY_SOCKET, WATCHDOG_USEC, LISTEN_FDS and LISTEN_FDNAMES,
-//!                                   JOURNAL_STREAM, FDSTORE
-//! we tell it (sd_notify(3)):        READY, STATUS, RELOADING, STOPPING, WATCHDOG, and MAINPID when
-//!                                   another process takes over; and each socket that we listen on
-//!                                   (FDSTORE), which outlives us there
+//! from the manager, in the environment:  NOTIFY_SOCKET, WATCHDOG_USEC, LISTEN_FDS, LISTEN_FDNAMES,
+//!                                        JOURNAL_STREAM, FDSTORE
+//! to the manager (sd_notify(3)):         READY, STATUS, RELOADING, STOPPING, WATCHDOG, and MAINPID
+//!                                        when another process takes over; each listening socket
+//!                                        (FDSTORE), which the manager keeps
 //! ```
-//! A thread of its own sends the messages: a manager that does not read must not hold the control
-//! thread up. The manager's socket is opened once, since front-ends may have taken every other
-//! descriptor when the watchdog is due.
+//! A thread of its own sends the messages, so that a manager that does not read cannot block the
+//! control thread. The manager's socket is opened once at the start: later, front-ends may use up
+//! all descriptors, and the watchdog's message must still be sent.
 
 mod notify;
 mod sockets;
@@ -29,35 +29,38 @@ use std::sync::mpsc::{SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-/// The service manager, or none.
+/// The service manager, if there is one.
 #[derive(Debug)]
 pub struct Service {
     manager: Option<Manager>,
     /// True if the manager keeps sockets for the next process.
     keeps: bool,
-    /// The descriptors that the manager has handed in and nobody has taken yet.
+    /// The sockets that the manager passed to this process, and that nobody has taken yet.
     handed: Mutex<Vec<Handed>>,
-    /// Handed-in descriptors that the configuration does not use. They are closed when this
-    /// process becomes the main one.
+    /// Passed sockets that the configuration does not use. They are closed when this process
+    /// becomes the main one.
     unused: Mutex<Vec<Handed>>,
-    /// Number of handed-in sockets that this process has begun to listen at, and not logged yet.
+    /// Number of passed sockets at which this process has begun to listen since the last log line
+    /// about them.
     taken_over: AtomicUsize,
-    /// The sockets that listen, under the names by which another process gets them.
+    /// The sockets at which this process listens, by the names under which another process gets
+    /// them.
     listening: Mutex<BTreeMap<String, Listening>>,
-    /// Dropped when this process becomes the main one: the manager gets its messages from then on.
+    /// While this sender lives, messages wait. It is dropped when this process becomes the main
+    /// one.
     is_heard: Mutex<Option<SyncSender<()>>>,
-    /// True when the process is about to end and the manager keeps its sockets for the next one.
+    /// True once the process is about to end while the manager keeps its sockets for the next one.
     is_ending: Arc<AtomicBool>,
-    /// True while this process is not the main one. If it ends then, the process that handed the
-    /// sockets in goes on with them, so their names stay.
+    /// True until this process becomes the main one. If it ends before that, the paths of its
+    /// sockets are not removed, since the process that passed the sockets still serves them.
     is_candidate: Arc<AtomicBool>,
-    /// The longest time between two messages of the watchdog.
+    /// The longest time that the manager allows between two messages of the watchdog.
     watchdog: Option<Duration>,
 }
 
 impl Service {
-    /// Reads the environment, and adopts the sockets that were handed in, except those whose
-    /// numbers the configuration itself names (`named`). The manager gets no message before
+    /// Reads the environment, and adopts the sockets that the manager passed. Sockets whose numbers
+    /// the configuration itself names (`named`) are left out. No message is sent before
     /// [`Self::is_main`].
     pub fn from_environment(named: &[i32]) -> Arc<Self> {
         let (is_heard, hears) = sync_channel(0);
@@ -87,28 +90,29 @@ impl Service {
         self.manager.is_some()
     }
 
-    /// Makes this process the service's main one: the manager gets its messages from now on.
-    /// Closes the handed-in sockets that are not used, and removes their names.
+    /// Makes this process the service's main one: messages are sent from now on. Closes the passed
+    /// sockets that are not used, and removes their paths.
     pub async fn is_main(&self) {
         self.is_candidate.store(false, Ordering::Relaxed);
         drop(self.is_heard.lock().unwrap_or_else(PoisonError::into_inner).take());
         self.remove_unused().await;
     }
 
-    /// Tells the manager that another process is the service's main one; returns when that is
-    /// sent.
+    /// Tells the manager that the process `pid` is the service's main one; returns when the message
+    /// is sent.
     pub fn succeeded_by(&self, pid: u32) {
         if let Some(manager) = &self.manager {
             manager.tell_at_once(format!("MAINPID={pid}\n"));
         }
     }
 
-    /// Sends a status: what the process does, or why something was not done.
+    /// Sends a status text for the operator.
     pub fn status(&self, status: &str) {
         self.tell(format!("STATUS={}\n", one_line(status)));
     }
 
-    /// Tells the manager that all sockets listen that can, or that a reload has ended.
+    /// Tells the manager that the start or the reload is complete: every socket that can listen
+    /// does.
     pub fn ready(&self, status: &str) {
         self.log_taken_over();
         self.tell(format!("READY=1\nSTATUS={}\n", one_line(status)));
@@ -121,7 +125,7 @@ impl Service {
         self.tell(format!("RELOADING=1\nMONOTONIC_USEC={us}\n"));
     }
 
-    /// Tells the manager that the process ends. From now on the names of the sockets that the
+    /// Tells the manager that the process is ending. From now on the paths of sockets that the
     /// manager keeps are not removed.
     pub fn stopping(&self) {
         self.is_ending.store(self.keeps, Ordering::Relaxed);
@@ -135,32 +139,32 @@ impl Service {
     }
 }
 
-/// A number of the environment.
+/// Reads a number from an environment variable.
 fn number(name: &str) -> Option<u64> {
     std::env::var(name).ok()?.parse().ok()
 }
 
-/// A status has one line.
+/// A status message must have one line.
 fn one_line(text: &str) -> String {
     text.replace('\n', " ")
 }
 
-/// True if standard error is a stream of systemd's journal, which adds the time of each line
-/// itself and takes the priority of a line from its head (sd-daemon(3)).
+/// True if standard error is a stream of systemd's journal. The journal adds the time of each line
+/// itself, and takes a line's priority from its beginning (sd-daemon(3)).
 pub(crate) fn is_journal() -> bool {
     let Ok(found) = rustix::fs::fstat(rustix::stdio::stderr()) else { return false };
     let told = std::env::var_os("JOURNAL_STREAM");
     told.is_some_and(|told| names(&told, found.st_dev, found.st_ino))
 }
 
-/// `JOURNAL_STREAM` is device and inode of the stream. A program that a service starts, with an
-/// output of its own, has the variable as well.
+/// True if `JOURNAL_STREAM` names this device and inode. The comparison is needed because a program
+/// that a service starts inherits the variable, but may have another standard error.
 fn names(told: &OsStr, device: u64, inode: u64) -> bool {
     let told = told.to_str().and_then(|told| told.split_once(':'));
     told.is_some_and(|(d, i)| (d.parse(), i.parse()) == (Ok(device), Ok(inode)))
 }
 
-/// Device and inode of a socket's name.
+/// Returns the metadata of a path, and the device and inode numbers of the file there.
 fn identity(path: &std::path::Path) -> Option<(std::fs::Metadata, (u64, u64))> {
     let found = std::fs::symlink_metadata(path).ok()?;
     let identity = (found.dev(), found.ino());

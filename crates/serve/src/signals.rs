@@ -1,12 +1,12 @@
-//! Signals: SIGTERM and SIGINT end the process in good order; others must not end it.
+//! Signals: SIGTERM and SIGINT stop the daemon cleanly; the signals of `OUTLIVED` must not end it.
 
 use rustix::process::Signal;
 use tokio::signal::unix::{self, SignalKind, signal};
 
-/// Signals whose default ends a process, and that reach a daemon without anybody's wish to end it:
-/// a terminal that closes and scripts that rotate logs (SIGHUP), scripts that ask other daemons for
-/// their state (SIGUSR1, SIGUSR2), a write past the host's limit for the size of a file (SIGXFSZ;
-/// the write then fails with `EFBIG`). A pipe without a reader (SIGPIPE) is ignored by Rust itself.
+/// Signals that end a process by default, and that reach a daemon although nobody wants to end it:
+/// SIGHUP from a closing terminal or a script that rotates logs, SIGUSR1 and SIGUSR2 from scripts
+/// that ask other daemons for their state, and SIGXFSZ for a write past the host's limit of a
+/// file's size (the write then fails with `EFBIG`). SIGPIPE is ignored by Rust itself.
 const OUTLIVED: [(Signal, &str); 4] = [
     (Signal::HUP, "SIGHUP"),
     (Signal::USR1, "SIGUSR1"),
@@ -19,8 +19,9 @@ fn handled(which: Signal) -> Result<unix::Signal, String> {
         .map_err(|error| format!("cannot handle signal {}: {error}", which.as_raw()))
 }
 
-/// From here on the signals of `OUTLIVED` do not end the process; each one is logged. A process
-/// with a configuration file (`is_asked`) gets SIGHUP, to read it, and SIGUSR2, to be taken over.
+/// Installs handlers so that the signals of `OUTLIVED` do not end the process; each one is logged.
+/// If the process has a configuration file (`is_asked`), returns SIGHUP (reload) and SIGUSR2 (be
+/// taken over) for the caller to handle.
 pub fn outlive(is_asked: bool) -> Result<Option<[unix::Signal; 2]>, String> {
     let asks = || Ok::<_, String>([handled(Signal::HUP)?, handled(Signal::USR2)?]);
     let asks = is_asked.then(asks).transpose()?;
@@ -46,13 +47,13 @@ pub struct Ends {
 }
 
 impl Ends {
-    /// From here on SIGTERM and SIGINT do not end the process by themselves: the caller waits for
-    /// them.
+    /// Installs handlers: from here on SIGTERM and SIGINT do not end the process, and the caller
+    /// must wait for them.
     pub fn new() -> Result<Self, String> {
         Ok(Self { terminate: handled(Signal::TERM)?, interrupt: handled(Signal::INT)? })
     }
 
-    /// Waits for one; its name.
+    /// Waits for one of the signals; returns its name.
     pub async fn next(&mut self) -> &'static str {
         tokio::select! {
             _ = self.terminate.recv() => "SIGTERM",

@@ -1,4 +1,5 @@
-//! Privileged requests of a device process: threads ask the supervisor, and wait for its answer.
+//! Privileged requests of a device process: a thread sends a request to the supervisor, and waits
+//! for the answer.
 
 use manyring_backend::net::tap::lent::Owner;
 use manyring_device::net::{Offloads, RssConfig};
@@ -13,30 +14,30 @@ use tokio::sync::{mpsc, oneshot};
 /// The answer to a privileged request.
 #[derive(Debug, Default)]
 pub(super) struct Answer {
-    /// An error number, or 0.
+    /// An errno, or 0.
     pub(super) error: i32,
-    /// Why the server of a disk was not connected to.
+    /// The reason, if the supervisor could not connect to the NBD server.
     pub(super) failed: Option<NbdFailure>,
-    /// The descriptors of a connection.
+    /// The descriptors of a connection to the NBD server.
     pub(super) fds: Vec<OwnedFd>,
 }
 
 /// A report that waits to be sent.
 #[derive(Debug)]
 pub(super) enum Outgoing {
-    /// A privileged request of a device.
+    /// A privileged request for a device; `answer` gets the answer.
     Request { device: String, request: PrivilegedRequest, answer: oneshot::Sender<Answer> },
-    /// The interface of a device may be gone.
+    /// The interface of a device may have been deleted: the supervisor shall check it.
     Suspect { device: String },
     /// The session of a client has ended.
     Gone { device: String, number: u64 },
-    /// Devices of a group with a lease need something while the supervisor sleeps.
+    /// Devices of a group with a lease need time, and the supervisor sleeps.
     Needs,
     /// All devices have quiesced.
     Quiesced,
 }
 
-/// The supervisor, as the port or the disk of one device sees it.
+/// Sends requests for one device to the supervisor; the port or the disk of the device has it.
 #[derive(Clone, Debug)]
 pub(super) struct SupervisorClient {
     pub(super) device: String,
@@ -44,9 +45,9 @@ pub(super) struct SupervisorClient {
 }
 
 impl SupervisorClient {
-    /// Sends a request, and waits for the answer. Never on the control thread. If the supervisor
-    /// is gone, this returns success: the process ends anyway, and the kernel has released the
-    /// resources of the supervisor.
+    /// Sends a request, and waits for the answer. Must not be called on the control thread. If the
+    /// supervisor is gone, this returns success: the process ends anyway, and the kernel has
+    /// released the supervisor's resources.
     fn ask(&self, request: PrivilegedRequest) -> Result<(), Errno> {
         match self.answer(request) {
             Some(Answer { error, .. }) if error != 0 => Err(Errno::from_raw_os_error(error)),
@@ -54,7 +55,7 @@ impl SupervisorClient {
         }
     }
 
-    /// The answer to a request; `None`: the supervisor is gone.
+    /// Sends a request and returns the answer; `None`: the supervisor is gone.
     fn answer(&self, request: PrivilegedRequest) -> Option<Answer> {
         let (answer, answered) = oneshot::channel();
         let queued = Outgoing::Request { device: self.device.clone(), request, answer };
@@ -62,8 +63,8 @@ impl SupervisorClient {
         answered.blocking_recv().ok()
     }
 
-    /// Has the supervisor connect to the server of the disk. Returns the descriptors of the
-    /// connection.
+    /// Has the supervisor connect to the disk's NBD server within `limit`. Returns the descriptors
+    /// of the connection.
     pub(super) fn connect(&self, limit: Duration) -> Result<Vec<OwnedFd>, NbdFailure> {
         let limit_ms = u32::try_from(limit.as_millis()).unwrap_or(u32::MAX);
         let unconnected = |problem: String| {
@@ -82,7 +83,7 @@ impl SupervisorClient {
 }
 
 impl SupervisorClient {
-    /// Has the supervisor lock the image for rings that start, or unlock it.
+    /// Has the supervisor lock the image, because rings start, or unlock it.
     pub(super) fn lock(&self, is_held: bool) -> Result<(), Errno> {
         self.ask(PrivilegedRequest::Lock { is_held })
     }
@@ -103,8 +104,8 @@ impl Owner for SupervisorClient {
     }
 
     fn suspect(&self) {
-        // If the queue is full, the supervisor gets a report of this device, or of another one,
-        // soon.
+        // If the queue is full, nothing is lost: a report of this device or another one is waiting
+        // there, and the supervisor then checks.
         let _ = self.outgoing.try_send(Outgoing::Suspect { device: self.device.clone() });
     }
 }
@@ -119,12 +120,12 @@ pub(super) struct Unanswered {
 #[derive(Debug)]
 struct Waiting {
     answer: oneshot::Sender<Answer>,
-    /// The device, if it waits for a connection.
+    /// The device's name, if the request is for a connection to an NBD server.
     connects: Option<String>,
 }
 
 impl Unanswered {
-    /// Notes a new request of a device, and gives the number by which its answer is found.
+    /// Adds a request of a device; returns the number that its answer will have.
     pub(super) fn ask(
         &mut self,
         device: &str,
@@ -138,8 +139,8 @@ impl Unanswered {
         self.next
     }
 
-    /// Drops the requests of a device for connections: it is about to stop, and no thread of its
-    /// disk shall wait for the answers.
+    /// Drops a device's requests for connections, so that no thread of its disk waits for an answer
+    /// while the device stops.
     pub(super) fn connects_no_more(&mut self, device: &str) {
         self.waiting.retain(|_, waiting| waiting.connects.as_deref() != Some(device));
     }

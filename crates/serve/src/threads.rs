@@ -1,8 +1,8 @@
 //! `Threads`: the state of a device process's workers, and of its threads that are stuck.
 //!
-//! The state lies in a sealed memfd of fixed size, as counters do. The device process writes it
-//! when it is asked to. The supervisor trusts none of it: the API and metrics get values that are
-//! short, printable and counted once.
+//! The state lies in a sealed memfd of fixed size, as counters do. The device process writes the
+//! memfd when the supervisor asks for it. The supervisor does not trust the content: it cuts and
+//! bounds each value before the API and the metrics show it.
 
 use crate::counts::sealed;
 use crate::proc_stat::Used;
@@ -14,47 +14,49 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
-/// Size of the file in bytes: a length of 8 bytes, and that many bytes of JSON.
+/// Size of the file in bytes: 8 bytes for the length of the text, and the text, which is JSON.
 const SIZE: usize = 256 << 10;
 const HEAD: usize = size_of::<u64>();
-/// Most workers of a device process that are shown; each has a number below this.
+/// Most workers of a device process that are shown; higher numbers are dropped.
 const WORKERS_MAX: usize = 1024;
 /// Most stuck threads of a device process that are shown.
 const STUCK_MAX: usize = 64;
 /// Longest name of a thread, state or function of the kernel, in characters.
 const NAME_MAX: usize = 64;
-/// Largest count of a histogram's bucket.
+/// Largest count that is accepted for a histogram's bucket.
 const COUNT_MAX: u64 = 1 << 48;
 
-/// The workers and threads of one device process, as it writes them into its file.
+/// The workers and threads of one device process, which writes them into its file.
 #[derive(Debug)]
 pub struct Threads {
-    /// `None`: the system had no file for it, or the process has ended.
+    /// `None`: the file could not be made, or the process has ended.
     file: Mutex<Option<OwnedFd>>,
-    /// The last values that were read whole; shown again if the process writes during a read.
+    /// The last values that were read completely; they are shown again if the process is writing
+    /// during a read.
     last: Mutex<Workers>,
-    /// Its `/proc/self/stat`, which the process opened: /proc may hide another user's process.
+    /// The `/proc/self/stat` of the process, which the process opened: /proc may hide the processes
+    /// of other users.
     stat: OnceLock<File>,
 }
 
 impl Threads {
-    /// Makes an empty file. The device process gets a copy of the file's descriptor.
+    /// Makes an empty file.
     pub fn open() -> Self {
         let (file, last, stat) = (sealed("threads", SIZE).ok(), Mutex::default(), OnceLock::new());
         Self { file: Mutex::new(file), last, stat }
     }
 
-    /// Takes the `/proc/self/stat` of the device process.
+    /// Stores the `/proc/self/stat` that the device process sent.
     pub fn know(&self, stat: Option<OwnedFd>) {
         let _ = stat.map(|stat| self.stat.set(stat.into()));
     }
 
-    /// The memory and CPU time of the process; zero while there is none.
+    /// Reads the memory and the CPU time of the process; zeroes while there is no process.
     pub fn used(&self) -> Used {
         self.stat.get().map(Used::of).unwrap_or_default()
     }
 
-    /// The file, for the device process.
+    /// Returns a descriptor of the file for the device process.
     pub fn given(&self) -> Option<OwnedFd> {
         self.file().as_ref()?.try_clone().ok()
     }
@@ -63,12 +65,13 @@ impl Threads {
         self.file.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Removes the file, since the process has ended: no further state is read.
+    /// Closes the file, because the process has ended: the state is not read any more.
     pub fn end(&self) {
         *self.file() = None;
     }
 
-    /// Reads the workers that the process wrote. `serves`: whether it has a device.
+    /// Reads the workers that the process wrote. `serves` returns true for the names of the devices
+    /// of that process; other names are not shown.
     pub fn read(&self, process: &str, serves: impl Fn(&str) -> bool) -> Workers {
         let said = self.file().as_ref().and_then(said);
         let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
@@ -88,7 +91,7 @@ fn said(file: &OwnedFd) -> Option<Workers> {
     serde_json::from_slice(bytes.get(..count)?).ok()
 }
 
-/// The part of a process's report that may be shown: it is bounded.
+/// Returns the values of a process's report that may be shown, each of them bounded.
 fn checked(said: Workers, process: &str, serves: impl Fn(&str) -> bool) -> Workers {
     let mut workers = BTreeMap::new();
     for worker in said.workers.into_iter().filter(|worker| worker.index < WORKERS_MAX) {
@@ -138,7 +141,7 @@ fn printable(said: StuckInfo, process: &str) -> StuckInfo {
     }
 }
 
-/// Writes the state into the file, in the device process.
+/// In the device process: writes the state into the file.
 pub(super) fn write(file: impl AsFd, pool: &Pool) {
     let mut workers = Workers::of(pool);
     let text = |workers: &Workers| {
@@ -146,7 +149,7 @@ pub(super) fn write(file: impl AsFd, pool: &Pool) {
         text.filter(|text| text.len() <= SIZE - HEAD)
     };
     let Some(text) = text(&workers).or_else(|| {
-        // Leave the histograms out, which are most of the text.
+        // The text is too long: leave out the histograms, which are most of it.
         workers.workers.iter_mut().for_each(|worker| worker.pause_ns = Summary::default());
         text(&workers)
     }) else {

@@ -1,5 +1,5 @@
-//! `DeviceView`: the part of a device that the API shows, in whichever process the device's queues
-//! run (docs/design/0029).
+//! `DeviceView`: the part of a device that the API shows. It is the same in the supervisor and in a
+//! device process (docs/design/0029).
 
 use manyring_device::HostSide;
 use manyring_transport::vhost_user::Connected;
@@ -7,23 +7,24 @@ use manyring_transport::vhost_user::Connected;
 /// A device that is served.
 #[derive(Clone, Debug)]
 pub struct DeviceView {
-    /// The disk or the port, with its counters.
+    /// The device's disk or port, and the counters of its queues.
     pub side: HostSide,
     /// Whether a front-end is connected.
     pub connected: Connected,
-    /// How the device can be reached, for people.
+    /// The device's endpoint, as a text for people.
     pub socket: String,
-    /// Who has asked for it: see [`manyring_config::plan::Place::origin`].
+    /// The origin of the device, that is, who configured it: see
+    /// [`manyring_config::plan::Place::origin`].
     pub origin: &'static str,
-    /// The trust domain whose device process serves it.
+    /// The trust domain whose device process serves the device; `None`: this process does.
     pub process: Option<String>,
-    /// True if a helper process of this supervisor reads its image.
+    /// True if a helper process of this supervisor reads the image.
     pub has_helper: bool,
 }
 
 impl DeviceView {
-    /// A device that no front-end uses yet. People are shown how it can be reached, and who has
-    /// asked for it.
+    /// Makes the view of a device that no front-end uses yet, with its endpoint and origin as texts
+    /// for people.
     pub fn new(
         side: impl Into<HostSide>,
         (socket, origin): (String, &'static str),

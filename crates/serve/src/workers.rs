@@ -112,7 +112,8 @@ impl Summary {
         Self::new(histogram.filled().collect(), histogram.sum())
     }
 
-    /// Summarizes filled buckets, in the order of their largest values. `sum`: that of all values.
+    /// Summarizes buckets, pairs of a largest value and a count in ascending order. `sum`: the sum
+    /// of all values.
     pub fn new(buckets: Vec<(u64, u64)>, sum: u64) -> Self {
         let count = buckets.iter().map(|b| b.1).sum();
         let percentile = |percent: u64| {
@@ -129,7 +130,7 @@ impl Summary {
         Self { count, sum, p50, p90, p99, max, buckets }
     }
 
-    /// The values that were added after `before`, an earlier reading of this histogram.
+    /// Returns the values that were added after `before`, an earlier summary of the same histogram.
     pub fn since(&self, before: &Self) -> Self {
         let old: BTreeMap<_, _> = before.buckets.iter().copied().collect();
         let buckets = self.buckets.iter().filter_map(|&(max, count)| {
@@ -141,7 +142,7 @@ impl Summary {
 }
 
 impl Workers {
-    /// The workers and the stuck threads of this process.
+    /// Returns the workers and the stuck threads of this process.
     pub fn of(pool: &Pool) -> Self {
         let views = pool.views().into_iter().enumerate();
         // Workers that have never run are not shown.
@@ -169,14 +170,14 @@ impl Workers {
 }
 
 impl WorkerInfo {
-    /// The number of the worker, behind the name of its device process if it is in one.
+    /// The worker's number; in a device process with the process's name before it.
     pub fn name(&self) -> String {
         named(&self.process, self.index)
     }
 }
 
 impl StuckInfo {
-    /// The thread's name, behind that of its device process if it is in one.
+    /// The thread's name; in a device process with the process's name before it.
     pub fn name(&self) -> String {
         named(&self.process, &self.thread)
     }

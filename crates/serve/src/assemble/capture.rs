@@ -25,27 +25,27 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
-/// Bytes that a stream holds, if the host allows it.
+/// Bytes that a stream buffers, if the host's limits allow it.
 const STREAM_SIZE: usize = 1 << 20;
-/// Most streams of former device processes that wait to be read: of more, the oldest one is closed
-/// unread.
+/// Most streams of former device processes that wait to be read. If there are more, the oldest one
+/// is closed unread.
 const STREAMS_MAX: usize = 4;
-/// Bytes that are read in one call, at most: the longest record fits.
+/// Bytes of one read: the longest record fits.
 const BUFFER_SIZE: usize = RECORD_SIZE_MAX.next_power_of_two();
 
-/// The writer of the capture file of a port, if the port has one.
+/// The process that writes the capture file of a port. `Port`'s decorator or the supervisor.
 #[derive(Debug)]
 pub enum Capture {
-    /// The port itself, in this process.
+    /// This process: the port is decorated with a `PcapPort`.
     Port,
-    /// The supervisor, which has not opened the file yet. The descriptor is that of the file that
+    /// The supervisor, which has not opened the file yet. The descriptor is the capture file that
     /// an earlier supervisor handed over.
     Supervisor(Option<OwnedFd>),
-    /// The supervisor.
+    /// The supervisor, which has opened the file.
     Begun(Arc<CaptureFile>),
 }
 
-/// The capture file of a device. The capture ends when this is dropped.
+/// The capture file of a device, with the thread that writes it. Dropping it ends the capture.
 #[derive(Debug)]
 pub struct CaptureFile {
     shared: Arc<Shared>,
@@ -65,25 +65,26 @@ struct Shared {
 
 #[derive(Debug, Default)]
 struct Orders {
-    /// The streams that are not read yet. The last one is of the device process that has the
-    /// device.
+    /// The streams that the thread has not begun to read. The last one belongs to the device
+    /// process that serves the device now.
     next: VecDeque<ByteStream>,
-    /// Read what the present stream holds, and close it.
+    /// A takeover is due: the thread reads the bytes that its stream holds now, and then closes the
+    /// stream.
     leaves: bool,
-    /// The thread reads a stream.
+    /// The thread is reading a stream.
     is_busy: bool,
     ends: bool,
-    /// The thread has ended, by itself after an error of the file.
+    /// The thread has ended by itself, because writing the file failed.
     has_ended: bool,
 }
 
 impl CaptureFile {
-    /// Begins the capture of `device` in the file at `path`, which is truncated. If `left`, the
-    /// file of an earlier supervisor, is the same file, the capture goes on behind its last record
-    /// instead. May block.
+    /// Begins the capture of `device` in the file at `path`, and truncates the file. `left` is the
+    /// file of an earlier supervisor: if it is the same file, the capture is appended behind its
+    /// last record. May block.
     ///
     /// # Errors
-    /// The error of the host.
+    /// The file, the thread or an eventfd cannot be made.
     pub(crate) fn begin(device: &str, path: &Path, left: Option<OwnedFd>) -> io::Result<Self> {
         let left = left.map(File::from).filter(|left| is_at(left, path));
         let file = left.map_or_else(|| pcap::create(path), Ok)?;
@@ -97,16 +98,17 @@ impl CaptureFile {
         Ok(Self { shared, file, janitor: Arc::new(Janitor::of(device)) })
     }
 
-    /// The end of a stream for the next device process. The stream of the former device process is
-    /// closed after the bytes that it holds. May block.
+    /// Returns the write end of a new stream, for the next device process. The thread closes the
+    /// stream of the former device process after it has read the bytes in it. May block.
     ///
     /// # Errors
-    /// The host has no socket.
+    /// The socket pair cannot be made.
     pub fn lend(&self) -> io::Result<OwnedFd> {
         let (reads, writes) = byte_stream::pair(STREAM_SIZE)?;
         let reads = ByteStream::new(reads, self.janitor.clone());
         let mut orders = self.shared.lock();
-        // If the thread has ended, `reads` is dropped: the first write of the process fails.
+        // If the thread has ended, nobody will read this stream: `reads` is dropped, and the first
+        // write of the device process fails.
         if !orders.has_ended {
             orders.leaves = false;
             orders.next.push_back(reads);
@@ -119,10 +121,11 @@ impl CaptureFile {
         Ok(writes)
     }
 
-    /// The file for the supervisor that takes over, after what has been captured. May block.
+    /// Returns the file's descriptor for the supervisor that takes over, after the thread has
+    /// written the records that were captured so far. May block.
     ///
     /// # Errors
-    /// The host has no file descriptor.
+    /// `EMFILE`, `ENFILE`: no descriptor is free.
     pub fn left(&self) -> io::Result<OwnedFd> {
         self.shared.lock().leaves = true;
         self.shared.wake();
@@ -146,7 +149,7 @@ impl Drop for CaptureFile {
     }
 }
 
-/// True if the file is the one at `path`.
+/// True if `file` is the same file (device and inode) as the one at `path`.
 fn is_at(file: &File, path: &Path) -> bool {
     let found = std::fs::metadata(path).and_then(|found| Ok((found, file.metadata()?)));
     found.is_ok_and(|(at, of)| (at.dev(), at.ino()) == (of.dev(), of.ino()))
@@ -169,7 +172,8 @@ impl Shared {
         self.wake();
     }
 
-    /// Waits until the thread has ended, or `is_busy` is false; false if that takes too long.
+    /// Waits until the thread has ended or `is_busy` returns false. Returns false if
+    /// [`CAPTURE_SETTLE`] passes before.
     fn settle(&self, is_busy: impl Fn(&Orders) -> bool) -> bool {
         let goes_on = |orders: &mut Orders| !orders.has_ended && is_busy(orders);
         let waited = self.changed.wait_timeout_while(self.lock(), CAPTURE_SETTLE, goes_on);
@@ -217,12 +221,14 @@ impl Shared {
         }
     }
 
-    /// Copies whole records from a stream until its writer has ended, or must leave.
+    /// Copies whole records from a stream to the file, until the device process closes its end, or
+    /// until it no longer serves the device ([`Orders::must_leave`]).
     fn copy(&self, stream: &ByteStream, file: &mut File) -> Result<(), Failure> {
         let mut buffer = vec![0; BUFFER_SIZE];
         let (mut len, mut last) = (0, None);
         loop {
-            // Bounds how much is still read: a process that must leave may go on writing.
+            // Bound the bytes that are still read: a process that no longer serves the device may
+            // write for ever.
             if last.is_none() && self.lock().must_leave() {
                 last = Some(STREAM_SIZE);
             }
@@ -259,23 +265,24 @@ impl Shared {
 }
 
 impl Orders {
-    /// True if the process of the present stream no longer has the device.
+    /// True if the device process that writes the present stream no longer serves the device.
     fn must_leave(&self) -> bool {
         self.leaves || self.ends || !self.next.is_empty()
     }
 }
 
-/// Why the capture of a device process ends before the process does.
+/// Why the capture of a device process ends before that process does.
 enum Failure {
-    /// The device process sends bytes that are no record of pcap.
+    /// The device process wrote bytes that are no pcap records.
     Records,
-    /// The file takes no more.
+    /// Writing the file failed.
     File(io::Error),
 }
 
-/// Writes records to the file. If the file takes only a part of them, that part is cut off again.
+/// Writes records to the file. After a write that failed half-way, the file is truncated to the
+/// records before.
 fn write(file: &mut File, records: &[u8]) -> Result<(), Failure> {
-    // A pipe has no position.
+    // A pipe has no position, and is not truncated.
     let before = file.stream_position().ok();
     file.write_all(records).map_err(|error| {
         before.iter().for_each(|before| _ = file.set_len(*before));

@@ -1,5 +1,5 @@
-//! The backend of a disk, opened: by plan where the host's files are, and by spec in a device
-//! process.
+//! Opens the backend of a disk: by plan (in the process that opens the host's files), and by spec
+//! (in a device process, on descriptors that the supervisor sent).
 
 use super::qemu_helper::{HelperDisk, HelperError, HelperOptions};
 use super::remote::{Remote, Remotely};
@@ -20,46 +20,49 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// The name in log lines of a file that the supervisor has opened, whose path is not told.
+/// Stands in log lines for the path of an image whose descriptor the supervisor sent: the device
+/// process is not told the path.
 const HANDED: &str = "handed";
 
 /// Why a disk cannot be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum DiskError {
-    /// The image file.
+    /// The image file cannot be opened, locked or served.
     #[error(transparent)]
     Image(#[from] ImageError),
-    /// A user has named the file, and it is not found below `allow_paths`.
+    /// A user named this file, and it is not found below `allow_paths`.
     #[error("{0}")]
     Unfound(String),
-    /// The memory of a disk in memory, or memory for requests.
+    /// Memory for the disk (`memory`), or for its requests, cannot be allocated.
     #[error(transparent)]
     Memory(#[from] MemoryError),
-    /// The NBD server.
+    /// The NBD server cannot be reached, or its export cannot be used.
     #[error(transparent)]
     Nbd(#[from] JoinError),
-    /// The helper that reads the image.
+    /// The helper that reads the image cannot be started.
     #[error(transparent)]
     Helper(#[from] HelperError),
 }
 
-/// The means with which the daemon opens a disk.
+/// Resources for opening a disk, beside its plan.
 #[derive(Debug)]
 pub struct Means<'a> {
-    /// True if io_uring serves the host's files.
+    /// True if the host's files are read and written through io_uring.
     pub io_uring: bool,
-    /// The open file of another process that has served the disk.
+    /// The open file of the disk that another process handed over.
     pub held: Option<OwnedFd>,
     /// The folder of the sockets of helpers.
     pub helpers: Option<&'a Path>,
-    /// A device process talks to the disk's server; `None`: this process does.
+    /// How the supervisor measures the disk of an NBD server to which a device process connects;
+    /// `None`: this process connects to the server.
     pub remotely: Option<Remotely>,
 }
 
-/// A disk that was opened, with the server that a device process talks to.
+/// A disk that was opened, and the NBD server if a device process connects to it.
 pub(crate) type Open = (Arc<dyn Disk>, Option<Arc<Remote>>);
 
-/// Opens a disk for the device `name`, whose guest is told `block_size`, if it is given. May block.
+/// Opens a disk for the device `name`. `block_size` is the logical block size that the guest reads;
+/// `None`: the disk's own. May block.
 ///
 /// # Errors
 /// [`DiskError`].
@@ -110,8 +113,8 @@ pub fn open(
     Ok((disk, None))
 }
 
-/// The disk of an NBD server: this process serves it, or has it measured for a device process. May
-/// block.
+/// Opens the disk of an NBD server: connects in this process, or has a device process measure the
+/// disk (`remotely`). May block.
 fn of_server(
     (name, uri): (&str, &Uri),
     (read_only, reconnect): (bool, Option<u64>),
@@ -132,22 +135,22 @@ fn of_server(
     Ok((Arc::new(disk), None))
 }
 
-/// The requests to the supervisor that a disk in a device process makes.
+/// Requests of a disk in a device process to the supervisor.
 pub(crate) trait Supervised {
-    /// The disk of a server to which the supervisor connects.
+    /// Returns the disk of an NBD server. The supervisor makes its connections.
     ///
     /// # Errors
-    /// One line: there is no such disk.
+    /// A text of one line: the disk cannot be made.
     fn nbd(self, spec: NbdSpec, read_only: bool) -> Result<Arc<dyn Disk>, String>;
 
-    /// The disk, whose image the supervisor locks while rings run.
+    /// Returns `inner` as a disk that has the supervisor lock the image while rings run.
     fn ring_locked(self, inner: Arc<dyn Disk>) -> Arc<dyn Disk>;
 }
 
-/// Opens the disk of a device process on the descriptors of the supervisor. May block.
+/// Opens the disk of a device process on descriptors that the supervisor sent. May block.
 ///
 /// # Errors
-/// One line: the descriptors do not fit the disk.
+/// A text of one line: the descriptors do not fit the spec.
 pub(crate) fn granted(
     (disk, read_only): (DiskSpec, bool),
     mut fds: Vec<OwnedFd>,
@@ -180,7 +183,7 @@ fn of_image(image: Image, io_uring: bool) -> Result<Arc<dyn Disk>, MemoryError> 
     Ok(if io_uring { Arc::new(UringDisk::new(image)?) } else { Arc::new(FileDisk::new(image)) })
 }
 
-/// Wraps the disk so that requests fail as `fault` says.
+/// Wraps the disk so that requests fail as the test option `fault` says.
 pub fn decorated(disk: Arc<dyn Disk>, fault: Option<DiskFaultSpec>) -> Arc<dyn Disk> {
     let Some(fault) = fault else { return disk };
     let DiskFaultSpec {

@@ -22,9 +22,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 const ABI_MAX: ABI = ABI::V6;
-/// The program that says what an image names.
+/// The program that reports which other files an image names.
 const LOOKS: &str = "qemu-img";
-/// Folders of programs and libraries, and the files by which the kernel shows its state.
+/// Folders of programs and libraries, and the files in which the kernel reports its state.
 const SHOWN: [&str; 13] = [
     "/usr",
     "/bin",
@@ -42,26 +42,27 @@ const SHOWN: [&str; 13] = [
 ];
 /// Devices that every program may use.
 const DEVICES: [&str; 5] = ["/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom"];
-/// Most files that an image names.
+/// Most file names that are read from an image.
 const NAMES_MAX: usize = 256;
 
-/// The files of an image.
+/// The files that a helper may open for an image.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct ImageFiles {
     /// The file that the plan names.
     image: PathBuf,
-    /// The files that the image names. Only the image itself says that they belong to it: a
-    /// compromised child could write any name into it.
+    /// Files that the image names: backing files, data files, extents. No list of the operator
+    /// confirms these names: a compromised child could write any name into the image.
     named: Vec<PathBuf>,
 }
 
 impl ImageFiles {
-    /// The files that the image names; only the image if `qemu-img` does not tell them. May block
-    /// as long as the host takes.
+    /// Returns the image and the files that it names; only the image if `qemu-img` cannot read it.
+    /// May block as long as the host's storage does.
     pub(super) fn of(image: &Path, format: &str) -> Self {
         let (path, format) = (image.to_owned(), format.to_owned());
         let look = move || {
-            // A kernel without landlock fails here: `qemu-img` then runs with the daemon's rights.
+            // On a kernel without landlock this fails, and `qemu-img` runs with the daemon's
+            // rights.
             let _ = only_reads();
             let mut command = Command::new(LOOKS);
             command.args(["info", "--backing-chain", "-U", "--output=json", "-f"]).arg(format);
@@ -93,10 +94,11 @@ impl ImageFiles {
     }
 }
 
-/// Restricts the calling thread, and all that it starts from now on, to the rights that a helper
-/// of this image needs. An error says which part of the sandbox the kernel lacks.
+/// Restricts the calling thread, and all children that it starts, to the rights that a helper of
+/// this image needs. The error names the parts of the sandbox that the kernel lacks.
 pub(super) fn enter(files: &ImageFiles, is_read_only: bool) -> Result<(), String> {
-    // If the process may not do this, only landlock restricts the network, and only TCP.
+    // Without the right to make a network namespace, only landlock restricts the network, and
+    // landlock restricts only TCP.
     let _ = unshare(CloneFlags::CLONE_NEWNET);
     let reads = AccessFs::ReadFile | AccessFs::ReadDir;
     let image = AccessFs::ReadFile | AccessFs::IoctlDev;
@@ -113,7 +115,7 @@ pub(super) fn enter(files: &ImageFiles, is_read_only: bool) -> Result<(), String
     })
 }
 
-/// Restricts the calling thread, and all that it starts from now on, to reading files.
+/// Restricts the calling thread, and all children that it starts, to reading files.
 fn only_reads() -> Result<(), String> {
     let _ = unshare(CloneFlags::CLONE_NEWNET);
     let reads = AccessFs::ReadFile | AccessFs::ReadDir | AccessFs::Execute;
@@ -144,8 +146,8 @@ fn restrict(
     }
 }
 
-/// Allows `access` to these files, and to all files below those that are folders. A path at which
-/// there is no file stays out of reach.
+/// Adds a rule that allows `access` to these files, and below those that are folders. A path
+/// without a file is skipped, and so stays forbidden.
 fn allow<'a>(
     mut rules: RulesetCreated,
     paths: impl IntoIterator<Item = &'a Path>,

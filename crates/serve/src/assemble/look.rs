@@ -1,5 +1,6 @@
-//! `look`: which resources of a plan the host lacks. It looks at names (`stat`) and asks the
-//! kernel for interfaces; it opens no file and no device, changes nothing, and needs no privilege.
+//! Checks without opening anything that the host has the files and interfaces that a plan names. It
+//! calls `stat` and asks the kernel for interfaces; it opens no file and no device, changes
+//! nothing, and needs no privilege.
 
 use super::{AssembleError, port, wanted::image_error};
 use manyring_backend::blk::Image;
@@ -8,12 +9,11 @@ use manyring_transport::vhost_user::{ListenError, look_at_path};
 use std::io;
 use std::path::Path;
 
-/// Looks for everything that the plan names and that must be there before a start.
+/// Checks that all files, folders and interfaces which must exist before a start do exist.
 ///
 /// # Errors
-/// The first thing that is missing or of the wrong kind. A thing that this user may not look at, or
-/// that another process holds, is no error: another user may make the plan beside a daemon that
-/// runs.
+/// The first one that is missing or of the wrong kind. A file that this user may not look at, or
+/// that another process holds, is no error: another user may check a plan while the daemon runs.
 pub fn look(plan: &Plan) -> Result<(), AssembleError> {
     for (path, key) in plan.daemon.controls() {
         socket(path, &plan.daemon.place, key)?;
@@ -34,7 +34,7 @@ fn socket(path: &Path, place: &Place, key: &'static str) -> Result<(), AssembleE
 fn front(plan: &SocketPlan, place: &Place) -> Result<(), AssembleError> {
     match plan {
         SocketPlan::Listen { path, .. } => socket(path, place, "socket_path"),
-        // The other side makes the socket, or hands it in.
+        // The VMM creates the socket, or another process passes its descriptor.
         SocketPlan::Connect { .. } | SocketPlan::Fd(_) => Ok(()),
     }
 }

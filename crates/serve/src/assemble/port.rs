@@ -1,5 +1,5 @@
-//! Plan -> port: opens the host's side of a network device, and chooses the MAC address of its
-//! guest. Spec -> port: opens it in a device process, on granted descriptors.
+//! Opens the port of a network device by its plan, and chooses the guest's MAC address. In a device
+//! process, opens the port by its spec, on descriptors that the supervisor sent.
 
 use super::capture::{Capture, CaptureFile};
 use super::{AssembleError, Host};
@@ -22,8 +22,8 @@ use rustix::fd::OwnedFd;
 use rustix::io::Errno;
 use std::sync::Arc;
 
-/// Opens the port of `net`; returns the MAC address of its guest, too. `lends`: a device process
-/// serves the queues of the port.
+/// Opens the port of `net`. Returns the port and the guest's MAC address. `lends`: a device process
+/// serves the queues of the port, and gets their descriptors.
 pub(super) fn open(
     net: &NetPlan,
     host: &Host,
@@ -82,15 +82,15 @@ pub(super) fn open(
     Ok((Arc::new(port), mac))
 }
 
-/// The port of a device in its device process.
+/// The port of a device, in the device process that serves it.
 #[derive(Clone, Debug)]
 pub(crate) struct PortGrant {
     pub(crate) port: Arc<dyn Port>,
-    /// The interface of the port, if the port has one.
+    /// The interface of the port, if the port is a tap, a macvtap or an AF_XDP interface.
     pub(crate) lent: Option<LentInterface>,
 }
 
-/// An interface of the host, of which the supervisor has lent the queues.
+/// An interface of the host whose queues the supervisor opened for this process.
 #[derive(Clone, Debug)]
 pub(crate) enum LentInterface {
     Tap(Arc<LentPort>),
@@ -98,11 +98,11 @@ pub(crate) enum LentInterface {
 }
 
 impl PortGrant {
-    /// Opens the port on the resources that the supervisor has granted: facts and queues of an
-    /// interface, or a port of the process's switch.
+    /// Opens the port on what the supervisor sent: the properties and queue descriptors of an
+    /// interface, or a port of the switch that this process serves.
     ///
     /// # Errors
-    /// One line: the granted resources do not fit the device.
+    /// A text of one line: the descriptors do not fit the spec.
     pub(crate) fn new(
         (port, queue_pairs): (PortSpec, usize),
         (facts, queues, switched): (Option<PortFacts>, Vec<OwnedFd>, Option<Arc<SwitchPort>>),
@@ -141,7 +141,7 @@ impl PortGrant {
 }
 
 impl LentInterface {
-    /// Notes that the interface is gone.
+    /// Marks the interface as deleted.
     pub(crate) fn lose(&self) {
         match self {
             Self::Tap(port) => port.lose(),
@@ -149,10 +149,11 @@ impl LentInterface {
         }
     }
 
-    /// Replaces the queues by those of another interface, which the supervisor joined.
+    /// Replaces the queues by queues of another interface, which the supervisor joined after the
+    /// first one was deleted.
     ///
     /// # Errors
-    /// `EINVAL`: another number of queues.
+    /// `EINVAL`: the number of queues differs.
     pub(crate) fn renew(
         &self,
         queues: Vec<OwnedFd>,
@@ -166,7 +167,11 @@ impl LentInterface {
     }
 }
 
-/// The lent queues. There must be `count` descriptors, beside that of a table.
+/// Sorts the descriptors of an interface: `count` queues, and behind them the BPF map of the
+/// steering table, if `facts` has its key.
+///
+/// # Errors
+/// A text of one line: another number of descriptors.
 fn lent(facts: PortFacts, mut queues: Vec<OwnedFd>, count: usize) -> Result<Lent, String> {
     let table = facts.table_key.and_then(|key| Some(LentTable { map: queues.pop()?, key }));
     if queues.len() != count {
@@ -175,7 +180,7 @@ fn lent(facts: PortFacts, mut queues: Vec<OwnedFd>, count: usize) -> Result<Lent
     Ok(Lent { facts: facts_of(facts), queues, table })
 }
 
-/// The properties of an interface, as the supervisor says.
+/// Converts the properties of an interface from the supervisor's message.
 pub(crate) fn facts_of(facts: PortFacts) -> Facts {
     let PortFacts { interface, is_macvtap, offloads, mtu, table_key: _, can_hash, filter, chunk } =
         facts;
@@ -183,7 +188,7 @@ pub(crate) fn facts_of(facts: PortFacts) -> Facts {
     Facts { interface, is_macvtap, offloads, mtu, can_hash, host_filter, chunk }
 }
 
-/// The host's filter of the interface, as the supervisor says.
+/// Converts the interface's receive filter from the supervisor's message.
 pub(crate) fn host_filter(PortFilter { only_to, lacks_groups }: PortFilter) -> HostFilter {
     HostFilter { only_to, only_from: None, lacks_groups }
 }
@@ -193,7 +198,7 @@ fn failed(net: &NetPlan, key: &'static str, source: TapError) -> AssembleError {
     AssembleError::Port { at: net.device.place.at(key), source }
 }
 
-/// Looks for the interfaces that `net` names, without opening them.
+/// Checks that the interfaces which `net` names exist and suit, without opening them.
 pub(crate) fn look(net: &NetPlan) -> Result<(), AssembleError> {
     let (name, key) = match &net.port {
         PortPlan::Macvtap { name } => {
@@ -207,7 +212,7 @@ pub(crate) fn look(net: &NetPlan) -> Result<(), AssembleError> {
     tap::look(name, net.options.queue_pairs, net.bridge.as_deref()).map_err(|e| failed(net, key, e))
 }
 
-/// Wraps the port so that it fails as `fault` says.
+/// Wraps the port so that it fails as the test option `fault` says.
 pub(crate) fn faulty(port: Arc<dyn Port>, fault: Option<NetFaultSpec>) -> Arc<dyn Port> {
     let Some(fault) = fault else { return port };
     let NetFaultSpec {
@@ -237,8 +242,9 @@ pub(crate) fn faulty(port: Arc<dyn Port>, fault: Option<NetFaultSpec>) -> Arc<dy
     Arc::new(FaultPort::new(port, options))
 }
 
-/// Wraps the port in its faults and its capture. If a device process serves the port, the
-/// supervisor writes the capture: then begins the capture file, and returns it. May block.
+/// Wraps the port in its test faults and its capture. If a device process serves the port, the
+/// supervisor writes the capture: this function then opens the capture file and returns it. May
+/// block.
 pub(super) fn decorated(
     net: &NetPlan,
     port: Arc<dyn Port>,
@@ -255,7 +261,8 @@ pub(super) fn decorated(
             let file = CaptureFile::begin(&net.device.name, path, left).map_err(failed)?;
             (port, Capture::Begun(Arc::new(file)))
         }
-        // Outermost, so that the capture has the frames as the guest sends and gets them.
+        // The capture is the outermost decorator, so that it records frames as the guest sends and
+        // receives them.
         Capture::Port | Capture::Begun(_) => {
             (Arc::new(PcapPort::new(port, path).map_err(failed)?), Capture::Port)
         }
@@ -281,7 +288,8 @@ fn open_tap(net: &NetPlan, source: TapSource) -> Result<TapPort, TapError> {
     })
 }
 
-/// The address that was asked for, or that the interface demands, or one that is made up.
+/// Returns the guest's MAC address: the configured one, else the one that the interface demands,
+/// else one derived from the device's name.
 fn mac(net: &NetPlan, demanded: Option<MacAddress>) -> MacAddress {
     match (net.mac, demanded) {
         (None, demanded) => demanded.unwrap_or_else(|| net.made_mac()),
@@ -300,7 +308,7 @@ fn mac(net: &NetPlan, demanded: Option<MacAddress>) -> MacAddress {
     }
 }
 
-/// The key that is to blame, unless that is the key that names the port.
+/// The key that caused the error; `None`: the key that names the port did.
 fn key_of(error: &TapError) -> Option<&'static str> {
     match error {
         TapError::Mtu(_) | TapError::MtuRefused { .. } | TapError::MtuLong { .. } => Some("mtu"),

@@ -1,17 +1,18 @@
-//! `Helper`: qemu-storage-daemon as a child, which reads an image in a format that we do not know,
-//! and serves it to our own NBD client.
+//! `Helper`: runs qemu-storage-daemon as a child process, which reads an image in a format that
+//! this program does not know. Our own NBD client connects to the child.
 //!
 //! ```text
-//! socket      bound here, in a folder that only this user may look into, and given to each child
-//!             as its standard input: a client that connects while there is no child waits in the
+//! socket      bound here, in a folder that only this user may look into, and passed to each child
+//!             as its standard input: a client that connects while no child runs waits in the
 //!             backlog
-//! monitor     the child's QMP, by which its image gets another size (`qmp_monitor.rs`)
+//! monitor     the child's QMP, by which its image is resized (`qmp_monitor.rs`)
 //! sandbox     the child can open only the image and the files that it names (`helper_walls.rs`)
 //! thread      starts the child, reads its messages, waits for its end; starts the next one, after
 //!             a pause that grows while children do not live long
 //! ```
-//! The thread is the parent of its children, and lives as long as each of them: so the kernel ends
-//! a child when the whole process ends, however that happens, and not before.
+//! The thread is the parent of its children and outlives each of them. The kernel sends a child
+//! SIGTERM when its parent thread ends. So a child ends when this process ends, for whatever
+//! reason, and not before.
 
 use super::helper_walls::{self, ImageFiles};
 use super::qmp_monitor::{Monitor, MonitorError};
@@ -40,9 +41,9 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 const PROGRAM: &str = "qemu-storage-daemon";
-/// Runs the program so that the kernel sends it SIGTERM when the thread that has started it ends.
-/// The thread may end before the kernel knows that: the shell exits if it has another parent by
-/// then.
+/// Runs the program so that the kernel sends it SIGTERM when the thread that started it ends. That
+/// thread may end before the program has asked the kernel for this: so the shell exits if its
+/// parent is no longer this process.
 const WRAPPER: [&str; 8] = [
     "setpriv",
     "--pdeathsig",
@@ -56,41 +57,41 @@ const WRAPPER: [&str; 8] = [
 /// The first bytes that an NBD server sends.
 const GREETING: [u8; 8] = *b"NBDMAGIC";
 const STEPS: usize = 100;
-/// Most bytes of a child's last messages that are kept.
+/// Bytes of a child's last message that are reported as the reason of its end.
 const SAID_MAX: usize = 1024;
-/// Bytes that a child can write before anybody reads them.
+/// Bytes that a child can write to its standard error before its writes block.
 const STDERR_SIZE: usize = 128 << 10;
 
 const UNMEASURED: &str = "the size of the image is not known: once qemu-storage-daemon serves \
                           again, have it measured with \"manyring resize DEVICE --shrink\"";
 
-/// Which image, and how.
+/// The image of a helper, and how the helper opens it.
 #[derive(Clone, Debug)]
 pub(super) struct HelperOptions {
-    /// The device, whose name the export has too.
+    /// The device's name, which is also the name of the NBD export.
     pub(super) name: String,
-    /// Where the socket goes.
+    /// The folder of the NBD socket.
     pub(super) folder: PathBuf,
-    /// The driver of the image.
+    /// QEMU's block driver for the image.
     pub(super) format: &'static str,
-    /// The image.
+    /// The path of the image.
     pub(super) image: PathBuf,
-    /// True if the image is read and written past the page cache.
+    /// True if the helper opens the image with `O_DIRECT`.
     pub(super) direct: bool,
-    /// True if the image is only read.
+    /// True if the image is opened read-only.
     pub(super) read_only: bool,
 }
 
-/// Why there is no helper.
+/// Why a helper's disk cannot be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum HelperError {
-    /// The socket, the thread or the child could not be made.
+    /// A system call failed: the socket, the thread or the child could not be made.
     #[error("{what}: {source}")]
     System { what: String, source: io::Error },
-    /// The child has ended.
+    /// The child has ended; the text is its last message.
     #[error("{PROGRAM} exited: {0}")]
     Ended(String),
-    /// The child did not serve in time.
+    /// The child did not send an NBD greeting in time.
     #[error("{PROGRAM} did not start to serve in time")]
     Silent,
     /// The NBD client cannot use the export of the child.
@@ -99,8 +100,8 @@ pub enum HelperError {
 }
 
 impl HelperError {
-    /// True if another process has the image or the socket's name, or the child has not answered
-    /// yet.
+    /// True if another process holds the image or the socket's name, or if the child has not served
+    /// yet: a later attempt may succeed.
     pub(crate) fn is_held(&self) -> bool {
         match self {
             Self::Ended(said) => said.contains(" lock"),
@@ -111,17 +112,17 @@ impl HelperError {
     }
 }
 
-/// The disk behind a helper.
+/// The disk that a helper serves.
 #[derive(Debug)]
 pub(super) struct HelperDisk {
-    // Dropped first: the NBD client ends before its server does.
+    // Field order matters: the NBD client is dropped before its server.
     disk: Arc<dyn Disk>,
     helper: Helper,
 }
 
 impl HelperDisk {
-    /// Starts the child, and connects to it by `serve`, whose further result is returned. May block
-    /// for some seconds.
+    /// Starts the child, and connects to it: `serve` opens the NBD disk at the given URI, and its
+    /// second result is returned, too. May block for some seconds.
     ///
     /// # Errors
     /// [`HelperError`].
@@ -164,8 +165,8 @@ impl Disk for HelperDisk {
         let Some(size) = size else { return self.disk.resize(None) };
         let before = self.disk.geometry().size;
         let resized = self.helper.resize(size)?;
-        // Also after a resize that failed: the guest and the NBD client must not keep a size that
-        // the image no longer has.
+        // Measure also after a resize that failed: the guest and the NBD client must not keep a
+        // size that the image no longer has.
         self.helper.until_it_has_a_monitor();
         let geometry = self.disk.resize(None).inspect_err(|_| {
             let device = &self.helper.options.name;
@@ -184,27 +185,28 @@ impl Disk for HelperDisk {
     }
 }
 
-/// The socket and the thread of a helper. Dropping it removes the socket's name. The thread then
-/// asks the child to end, and ends after the child; nobody waits for that.
+/// The socket and the thread of a helper. Dropping it removes the socket's name and tells the
+/// thread to stop: the thread asks the child to end, waits for the child, and ends. No other thread
+/// waits for that.
 #[derive(Debug)]
 struct Helper {
     socket: PathBuf,
     _name: SocketName,
-    /// Closed when the helper is dropped.
+    /// Write end of a pipe: closing it tells the helper's thread to stop.
     _stop: OwnedFd,
     ended: Arc<Ended>,
     options: HelperOptions,
     monitor: Arc<Monitored>,
 }
 
-/// Why the last child has ended, if one has.
+/// The reason of the last child's end; `None` while no child has ended.
 type Ended = Mutex<Option<String>>;
 
-/// The monitor of the present child, if there is one.
+/// The QMP monitor of the running child.
 #[derive(Debug, Default)]
 struct Monitored {
     monitor: Mutex<Option<Monitor>>,
-    /// A child has started, and its monitor is there.
+    /// Notified when a new child has started and its monitor is set.
     is_new: Condvar,
 }
 
@@ -214,11 +216,11 @@ impl Monitored {
     }
 }
 
-/// The result of a resize that the child was asked for.
+/// The result of a resize by the child.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Resized {
     Done,
-    /// The child has not answered: the image has either size.
+    /// The child has not answered: the image has the old or the new size.
     Unknown,
 }
 
@@ -247,11 +249,11 @@ impl Helper {
         Ok(helper)
     }
 
-    /// Has the child give the image another size. May block for some seconds.
+    /// Has the child resize the image. May block for some seconds.
     ///
     /// # Errors
-    /// The image keeps its size. `EROFS`: it is only read. `EINVAL`: the size is 0, or no multiple
-    /// of 512 bytes. `EAGAIN`: no child runs. Other errors are those of the child.
+    /// The image keeps its size. `EROFS`: it is read-only. `EINVAL`: the size is 0, or no multiple
+    /// of 512 bytes. `EAGAIN`: no child runs. Other errors are the child's.
     fn resize(&self, size: u64) -> Result<Resized, Errno> {
         if self.options.read_only {
             return Err(Errno::ROFS);
@@ -260,7 +262,7 @@ impl Helper {
             return Err(Errno::INVAL);
         }
         let mut monitor = self.monitor.lock();
-        // Without a monitor the next child is about to start.
+        // No monitor, or a lost one: the next child is about to start.
         let ready = monitor.as_mut().filter(|monitor| !monitor.is_lost()).ok_or(Errno::AGAIN)?;
         let Err(error) = ready.resize(&export(&self.options), size) else {
             return Ok(Resized::Done);
@@ -273,7 +275,7 @@ impl Helper {
         }
     }
 
-    /// Waits for the next child, if the present one was asked to end; not for ever.
+    /// If the present child was asked to end, waits for the next one, [`HELPER_NEXT`] at most.
     fn until_it_has_a_monitor(&self) {
         let is_lost =
             |monitor: &mut Option<Monitor>| monitor.as_ref().is_some_and(Monitor::is_lost);
@@ -281,7 +283,10 @@ impl Helper {
         drop(is_new.wait_timeout_while(self.monitor.lock(), HELPER_NEXT, is_lost));
     }
 
-    /// Returns when a child has sent the greeting of an NBD server.
+    /// Returns when a child has sent the greeting of an NBD server on the socket.
+    ///
+    /// # Errors
+    /// [`HelperError`]: no child served in time.
     fn until_it_serves(&self) -> Result<(), HelperError> {
         let failed =
             |source| HelperError::System { what: self.socket.display().to_string(), source };
@@ -304,11 +309,11 @@ fn lock(ended: &Ended) -> MutexGuard<'_, Option<String>> {
     ended.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A socket that only this user may connect to, and its name.
+/// Binds a socket to which only this user may connect, and returns it with its name.
 ///
 /// # Errors
-/// `AddrInUse`: a helper listens there; of this process, whose device may just have been removed,
-/// or of another one.
+/// `AddrInUse`: another helper listens there, of another process or of a device that this process
+/// has just removed.
 fn listen(folder: &Path, socket: &Path) -> io::Result<(UnixListener, SocketName)> {
     DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
     std::fs::set_permissions(folder, Permissions::from_mode(0o700))?;
@@ -320,7 +325,7 @@ fn listen(folder: &Path, socket: &Path) -> io::Result<(UnixListener, SocketName)
         Err(ListenError::Taken { .. }) => return Err(io::ErrorKind::AddrInUse.into()),
         checked => checked.map_err(io::Error::other)?,
     }
-    // A process that was killed leaves the name of its socket behind.
+    // A process that was killed did not remove its socket's name.
     match std::fs::remove_file(socket) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
         _ => {}
@@ -331,11 +336,11 @@ fn listen(folder: &Path, socket: &Path) -> io::Result<(UnixListener, SocketName)
     Ok((listener, name))
 }
 
-/// The state of the thread that runs a helper's children.
+/// The state of the thread that runs a helper's children, one after the other.
 struct Watch {
     options: HelperOptions,
     listener: UnixListener,
-    /// A pipe, whose other end is closed when the helper is dropped.
+    /// Read end of a pipe, whose write end is closed when the helper is dropped.
     stopped: OwnedFd,
     ended: Arc<Ended>,
     monitor: Arc<Monitored>,
@@ -372,7 +377,8 @@ impl Watch {
     fn start(&self) -> io::Result<(Child, ByteStream)> {
         let mut command = Command::new(WRAPPER[0]);
         if rustix::process::geteuid().is_root() {
-            // The kernel gives a program that root starts every capability of this set.
+            // The kernel gives a program that root starts every capability of the bounding set: so
+            // empty that set.
             command.arg("--bounding-set=-all");
         }
         command.args(&WRAPPER[1..]).arg(std::process::id().to_string()).arg(PROGRAM);
@@ -387,13 +393,14 @@ impl Watch {
         Ok((child, ByteStream::new(stderr, self.janitor.clone())))
     }
 
-    /// Waits for the end of a child. Returns whether it has lived for long, and why it has ended;
-    /// `None`: the helper was dropped, and the child has ended because it was asked to.
+    /// Waits for the end of a child. Returns true if the child lived for long, and the reason of
+    /// its end; `None`: the helper was dropped, and the child has ended because this thread asked
+    /// it to.
     fn follow(&self, mut child: Child, stderr: ByteStream) -> Option<(bool, String)> {
         let stderr = Arc::new(stderr);
         let heard = hear(stderr.clone());
         let pid = Pid::from_child(&child);
-        // Nobody has waited for the child yet, so that the number is still its own.
+        // The child has not been reaped yet, so its process ID cannot belong to another process.
         let Ok(ends) = pidfd_open(pid, PidfdFlags::empty()) else {
             let _ = child.kill();
             let _ = child.wait();
@@ -412,7 +419,8 @@ impl Watch {
             }
         }
         let status = reap(child);
-        // Another process may still have the other end: this ends the read in `hear`.
+        // A process that the child started may still hold the other end: shutting the stream down
+        // ends the read in `hear`.
         stderr.finish();
         let said = heard.ok().and_then(|heard| heard.join().ok()).unwrap_or_default();
         if is_stopped {
@@ -424,8 +432,8 @@ impl Watch {
     }
 }
 
-/// Reads the messages of a child on a thread, until the stream ends. The thread returns the last
-/// bytes.
+/// Starts a thread that reads the messages of a child until the stream ends. The thread returns the
+/// last bytes.
 fn hear(stderr: Arc<ByteStream>) -> io::Result<JoinHandle<String>> {
     let read = move || {
         let (mut bytes, mut len) = ([0; SAID_MAX], 0);
@@ -442,11 +450,12 @@ fn hear(stderr: Arc<ByteStream>) -> io::Result<JoinHandle<String>> {
     std::thread::Builder::new().name("disk-helper".to_owned()).spawn(read)
 }
 
-/// Waits until one of `fds` is readable, for `limit` or for ever. False: none is.
+/// Waits until one of `fds` is readable, for `limit` or for ever. Returns false if the time passed
+/// before.
 fn has_ended(fds: &[&OwnedFd], limit: Option<Duration>) -> bool {
     let mut fds: Vec<_> = fds.iter().map(|fd| PollFd::new(fd, PollFlags::IN)).collect();
     let limit = limit.and_then(|limit| Timespec::try_from(limit).ok());
-    // An interrupted wait begins anew: the limits are no promises.
+    // An interrupted wait begins anew, with the full limit: the limits need not be exact.
     loop {
         match poll(&mut fds, limit.as_ref()) {
             Err(Errno::INTR) => {}
@@ -465,9 +474,9 @@ fn arguments(options: &HelperOptions) -> Vec<String> {
         "driver": format, "node-name": "disk", "read-only": read_only, "discard": "unmap",
         "file": file,
     });
-    // The socket is the standard input.
+    // The NBD socket is the child's standard input.
     let server = "addr.type=fd,addr.str=0,max-connections=300";
-    // The monitor is the standard output.
+    // The QMP monitor is the child's standard output.
     let (channel, monitor) = ("socket,id=monitor,fd=1,server=off", "chardev=monitor");
     let (disk, export) = (disk.to_string(), export(options).to_string());
     let words = ["--blockdev", &disk, "--nbd-server", server, "--export", &export];
@@ -475,7 +484,7 @@ fn arguments(options: &HelperOptions) -> Vec<String> {
     words.map(str::to_owned).collect()
 }
 
-/// The export of the child.
+/// The QMP description of the child's NBD export.
 fn export(options: &HelperOptions) -> Value {
     let HelperOptions { name, read_only, .. } = options;
     json!({

@@ -1,16 +1,16 @@
-//! `Monitor`: the QMP monitor of a helper's child, by which its image gets another size.
+//! `Monitor`: the QMP monitor of a helper's child, by which its image is resized.
 //!
 //! ```text
-//! block-export-del    connections end, and what is in flight on them; QEMU resizes no image that
-//!                     it exports. The NBD client connects again until the export is back
+//! block-export-del    QEMU resizes no image that it exports. This closes the NBD connections and
+//!                     fails their requests; the NBD client reconnects until the export is back
 //! block_resize
-//! block-export-add    also after a resize that has failed
+//! block-export-add    also after a resize that failed
 //! ```
-//! The monitor is one end of a pair of sockets whose other end is the child's standard output: so
-//! only the daemon has it. A child that leaves a command without an answer, or does not put its
-//! export back, is asked to end, and the next child serves the image with the size that it has
-//! then. Such a child gets no further command: its late answer would be taken for the answer to
-//! that command.
+//! The monitor is one end of a socket pair whose other end is the child's standard output: no other
+//! process can connect to it. If a child does not answer a command, or does not restore its export,
+//! this module asks the child to end. The next child then serves the image with its size at that
+//! time. No further command is sent to the child that did not answer: its late answer would be
+//! taken for the answer to that command.
 
 use crate::times::HELPER_MONITOR;
 use rustix::io::Errno;
@@ -20,7 +20,7 @@ use std::os::unix::net::UnixStream;
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// Bytes of one message, and messages before an answer, at most.
+/// Most bytes of one message, and most messages (events, say) before an answer.
 const MESSAGE_MAX: u64 = 64 << 10;
 const MESSAGES_MAX: usize = 64;
 
@@ -28,27 +28,27 @@ const MESSAGES_MAX: usize = 64;
 #[derive(Debug)]
 pub(super) struct Monitor {
     stream: BufReader<Timed>,
-    /// The child has greeted, and the monitor takes commands.
+    /// The child has sent its greeting and accepted `qmp_capabilities`: the monitor takes commands.
     is_open: bool,
     /// The child was asked to end.
     is_lost: bool,
-    /// An event has reported that the export is gone.
+    /// A `BLOCK_EXPORT_DELETED` event has arrived.
     is_deleted: bool,
 }
 
 /// Why a command to the child failed.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum MonitorError {
-    /// The child has answered with this error.
+    /// The child answered with this error.
     #[error("{0}")]
     Refused(String),
-    /// The child has ended, or has not answered in time.
+    /// The child has ended, or did not answer in time.
     #[error("no answer: {0}")]
     Silent(#[from] io::Error),
 }
 
 impl MonitorError {
-    /// The error that a disk reports in its place.
+    /// Converts the child's error to the errno that the disk returns for the resize.
     pub(super) fn errno(&self) -> Errno {
         match self {
             Self::Refused(text) if text.contains("does not support resize") => Errno::OPNOTSUPP,
@@ -73,16 +73,17 @@ impl Monitor {
         self.is_lost
     }
 
-    /// The socket of a monitor that was asked nothing yet.
+    /// Returns the socket of a monitor to which no command was sent yet.
     #[cfg(test)]
     pub(super) fn into_stream(self) -> UnixStream {
         self.stream.into_inner().stream
     }
 
-    /// Gives the node `disk` another size. `export`: what `block-export-add` is given. May block.
+    /// Resizes the image (block node `disk`) to `size` bytes. `export` is the argument of
+    /// `block-export-add`, which restores the export. May block.
     ///
     /// # Errors
-    /// [`MonitorError`]. After [`MonitorError::Silent`] the image may have either size.
+    /// [`MonitorError`]. After [`MonitorError::Silent`] the image may have the old or the new size.
     pub(super) fn resize(&mut self, export: &Value, size: u64) -> Result<(), MonitorError> {
         if self.is_lost {
             return Err(io::Error::from(io::ErrorKind::NotConnected).into());
@@ -90,7 +91,7 @@ impl Monitor {
         let resized = self.open().and_then(|()| self.resize_unexported(export, size));
         let is_silent = matches!(resized, Err(MonitorError::Silent(_)));
         if is_silent || self.ask("block-export-add", export).is_err() {
-            // The next child exports the image again.
+            // The child exports nothing now. Have it end: the next child exports the image again.
             self.is_lost = true;
             let _ = self.send("quit", &json!({}));
         }
@@ -105,7 +106,7 @@ impl Monitor {
         Ok(())
     }
 
-    /// Takes the export away, and resizes the image.
+    /// Removes the export, and resizes the image.
     fn resize_unexported(&mut self, export: &Value, size: u64) -> Result<(), MonitorError> {
         self.is_deleted = false;
         self.ask("block-export-del", &json!({"id": export["id"], "mode": "hard"}))?;
@@ -146,7 +147,7 @@ impl Monitor {
         Err(wrong("too many messages").into())
     }
 
-    /// The next message: an answer, the greeting or an event.
+    /// Reads the next message: an answer, the greeting or an event.
     fn next(&mut self) -> io::Result<Value> {
         let mut line = Vec::new();
         self.stream.by_ref().take(MESSAGE_MAX).read_until(b'\n', &mut line)?;
@@ -173,7 +174,10 @@ impl Timed {
         self.until = Instant::now() + self.limit;
     }
 
-    /// How long the wait may still take.
+    /// Returns the time until the deadline.
+    ///
+    /// # Errors
+    /// `TimedOut`: the deadline has passed.
     fn left(&self) -> io::Result<Option<Duration>> {
         let left = self.until.saturating_duration_since(Instant::now());
         if left.is_zero() { Err(io::ErrorKind::TimedOut.into()) } else { Ok(Some(left)) }

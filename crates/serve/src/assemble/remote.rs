@@ -1,8 +1,8 @@
-//! `Remote`: the disk of an NBD server that a device process serves, as the supervisor has it.
+//! `Remote`: the supervisor's object for an NBD disk that a device process serves.
 //!
-//! The supervisor connects, at the pace that one reconnecting disk needs, and to the address of the
-//! plan alone. It never reads what the server sends: another process negotiates, also to find out
-//! how large the disk is ([`Measurer`]).
+//! The supervisor makes the connections: only to the address in the plan, and no more often than
+//! one reconnecting disk needs. It never reads bytes of the server: a device process negotiates on
+//! the connected socket, also when the size of the disk is asked for ([`Measurer`]).
 
 use crate::times::{NBD_CONNECT, NBD_CONNECT_EACH};
 use manyring_backend::blk::{Connection, Disk, DiskQueue, Geometry};
@@ -19,19 +19,19 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tokio::time::{Instant, sleep_until};
 
-/// Longest text of another process about a server, in characters.
+/// Longest error text about a server that is accepted from another process, in characters.
 const TEXT_MAX: usize = 512;
-/// Connections that a disk may make at once, and have open, in addition to one for each queue.
+/// Connections that a disk may make at once, and have open, beyond one for each queue.
 const CONNECTS_MORE: u32 = 16;
-/// The size of a disk ends below this.
+/// Sizes of disks are below this.
 const SIZE_END: u64 = 1 << 63;
 
-/// Asks a server for its export, in another process.
+/// Asks an NBD server for the properties of its export, in another process.
 pub trait Measurer: Debug + Send + Sync {
-    /// The export that a socket leads to. Blocks.
+    /// Returns the export of the server to which `connected` leads. Blocks.
     ///
     /// # Errors
-    /// The reason, as the other process gives it: any text.
+    /// The reason, in a text of the other process, which may contain anything.
     fn measure(
         &self,
         device: &str,
@@ -40,35 +40,35 @@ pub trait Measurer: Debug + Send + Sync {
     ) -> Result<ExportSpec, NbdFailure>;
 }
 
-/// How the supervisor gets to know the size of a disk that it does not serve, and for how many
-/// queues it connects.
+/// How the supervisor learns the size of a disk that a device process serves, and the number of
+/// queues for which it makes connections.
 #[derive(Clone, Debug)]
 pub struct Remotely {
     pub(crate) measurer: Arc<dyn Measurer>,
     pub(crate) queues: usize,
-    /// The target and the export that the former supervisor handed over: the name that it asked the
-    /// server for, and the size and flags that it told the guest.
+    /// From the former supervisor: the target (the export's name that it asked the server for), and
+    /// the export (size and flags) that the guest was told.
     pub(crate) told: Option<(NbdTarget, ExportSpec)>,
 }
 
-/// The exports that the supervisor before this one has told guests of, by device. Clones share
-/// them.
+/// The exports of which the former supervisor told guests, by device. Clones share them.
 #[derive(Clone, Debug, Default)]
 pub struct AdoptedExports(Arc<Mutex<HashMap<String, (NbdTarget, ExportSpec)>>>);
 
 impl AdoptedExports {
-    /// The exports that the former supervisor handed over, by device.
+    /// Makes the table of what the former supervisor handed over, by device.
     pub fn new(all: HashMap<String, (NbdTarget, ExportSpec)>) -> Self {
         Self(Arc::new(Mutex::new(all)))
     }
 
-    /// Takes the export of a device. If the disk is opened again later, it is measured.
+    /// Removes and returns the export of a device. So, if the disk is opened once more later, it is
+    /// measured.
     pub(super) fn take(&self, device: &str) -> Option<(NbdTarget, ExportSpec)> {
         lock(&self.0).remove(device)
     }
 }
 
-/// The disk of a server.
+/// The disk of an NBD server, to which a device process connects.
 #[derive(Debug)]
 pub struct Remote {
     device: String,
@@ -77,17 +77,17 @@ pub struct Remote {
     read_only: bool,
     measurer: Arc<dyn Measurer>,
     told: Mutex<Export>,
-    /// The counters of the connections, as the device process shows them.
+    /// The counters of the connections, as the device process reported them.
     connections: Mutex<Vec<Connection>>,
     connections_max: usize,
     pace: Mutex<Rate>,
-    /// Held while the host connects: to resolve a name may take long.
+    /// Held while a thread connects, which may take long (DNS): one connection at a time.
     connecting: Arc<tokio::sync::Mutex<()>>,
 }
 
 impl Remote {
-    /// The disk of `uri`. It is measured, unless an earlier supervisor told its guest of the same
-    /// target. May block for some seconds.
+    /// Opens the disk at `uri`, and has it measured. If the former supervisor handed over an export
+    /// of the same target, that export is used instead. May block for some seconds.
     ///
     /// # Errors
     /// [`JoinError`].
@@ -125,23 +125,23 @@ impl Remote {
         }))
     }
 
-    /// The export that the guest is told of.
+    /// The export, as the guest was told.
     pub fn told(&self) -> ExportSpec {
         spec_of(&lock(&self.told))
     }
 
-    /// Connections that may be open at once.
+    /// Most connections that may be open at once.
     pub fn connections_max(&self) -> usize {
         self.connections_max
     }
 
-    /// The target and the export for the next supervisor, which serves the disk by them without
-    /// asking the server again.
+    /// The target and the export for the next supervisor, which then need not ask the server again.
     pub fn left(&self) -> (NbdTarget, ExportSpec) {
         (self.target.clone(), self.told())
     }
 
-    /// Connects for the device process, when it is its turn; gives up after `limit`.
+    /// Connects for the device process, once the earlier connects have ended and the pace allows
+    /// it. Gives up after `limit`.
     pub async fn connect(self: Arc<Self>, limit: Duration) -> Result<Connected, NbdFailure> {
         let turn = self.connecting.clone().lock_owned().await;
         let at = turn_of(&mut lock(&self.pace), Instant::now());
@@ -155,7 +155,7 @@ impl Remote {
         connected.map_err(|error| failure_of(&error))
     }
 
-    /// Shows counters of connections.
+    /// Stores the counters of connections, to be shown.
     pub(crate) fn show(&self, connections: Vec<Connection>) {
         *lock(&self.connections) = connections;
     }
@@ -191,8 +191,8 @@ fn measured(
     export_of(found).ok_or_else(|| JoinError::Disk("has an impossible disk".to_owned()))
 }
 
-/// The failure that the other process reported, as an error of this one. The text may come from a
-/// server, so it is escaped and cut.
+/// Turns a failure that another process reported into an error of this process. The text may come
+/// from a server, so control characters are replaced and the text is cut.
 pub(crate) fn error_of(failure: NbdFailure) -> JoinError {
     let NbdFailure { text, is_limit, passes } = failure;
     let shown = |c: char| if c.is_control() { '?' } else { c };
@@ -200,7 +200,7 @@ pub(crate) fn error_of(failure: NbdFailure) -> JoinError {
     JoinError::Elsewhere { text, is_limit, passes }
 }
 
-/// An error for the other process.
+/// Converts an error for the message to another process.
 pub(crate) fn failure_of(error: &JoinError) -> NbdFailure {
     let text = match error {
         JoinError::Tls(error) => error.without_folder(),
@@ -210,18 +210,18 @@ pub(crate) fn failure_of(error: &JoinError) -> NbdFailure {
     NbdFailure { text, is_limit: error.is_limit(), passes: error.passes() }
 }
 
-/// An export for another process.
+/// Converts an export for the message to another process.
 pub(crate) fn spec_of(export: &Export) -> ExportSpec {
     let Export { size, flags, blocks: Blocks { min, preferred, max }, structured } = *export;
     let (block_min, block_preferred, block_max) = (min, preferred, max);
     ExportSpec { size, flags, block_min, block_preferred, block_max, structured }
 }
 
-/// The export that another process names; `None`: a server cannot have it.
+/// Converts the export in a message of another process; `None`: no server can have such an export.
 pub(crate) fn export_of(spec: ExportSpec) -> Option<Export> {
     let ExportSpec { size, flags, block_min, block_preferred, block_max, structured } = spec;
     let blocks = Blocks { min: block_min, preferred: block_preferred, max: block_max };
-    // The limits of the handshake, and of the values that a guest can be told.
+    // The same limits as in the NBD handshake, and as for values in a guest's config space.
     let is_possible = block_min.is_power_of_two()
         && block_min <= BLOCK_MAX
         && block_preferred.is_power_of_two()
@@ -270,13 +270,13 @@ impl Disk for Remote {
     }
 }
 
-/// The pace at which a disk is connected to its server: one connection, `more` at once, and one in
-/// each [`NBD_CONNECT_EACH`] after that.
+/// The rate at which connections to a server may be made: `more` + 1 at once, then one each
+/// [`NBD_CONNECT_EACH`].
 fn pace(more: u32, now: Instant) -> Rate {
     Rate::of(more.saturating_add(1), NBD_CONNECT_EACH, now)
 }
 
-/// Charges one connection; returns when it may be made.
+/// Charges one connection to `pace`; returns when it may be made.
 fn turn_of(pace: &mut Rate, now: Instant) -> Instant {
     let due = pace.due().max(now);
     pace.charge(NBD_CONNECT_EACH, now);

@@ -1,4 +1,4 @@
-//! Plan -> switches, with their uplinks; and the ports of devices.
+//! Makes the switches of a plan, with their uplinks, and opens switch ports for devices.
 
 use super::AssembleError;
 use super::remote::{AdoptedExports, Measurer};
@@ -20,57 +20,59 @@ use std::collections::{BTreeMap, HashMap};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// Most MAC addresses behind an uplink: those of a host's network.
+/// Most MAC addresses that a switch learns behind an uplink: enough for the hosts of a network.
 const UPLINK_MACS_MAX: u32 = 1024;
 /// Most frames that an uplink may flood in a second.
 const UPLINK_FLOODS_MAX: u32 = 20_000;
 
-/// The means by which this process opens devices.
+/// Resources and settings with which this process opens devices.
 #[derive(Clone, Debug)]
 pub struct Host {
-    /// Disks may use io_uring.
+    /// True if disks may use io_uring.
     pub io_uring: bool,
-    /// The switches that this process has.
+    /// The switches of the plan.
     pub switches: Switches,
     /// The disks and ports that an earlier supervisor handed over.
     pub adopted_fds: AdoptedFds,
-    /// The exports of NBD servers that guests were told of.
+    /// The exports of NBD servers, as the former supervisor told guests.
     pub adopted_exports: AdoptedExports,
     /// The capture files that an earlier supervisor handed over.
     pub captures: AdoptedFds,
     /// The folder of the sockets of helpers.
     pub helpers: Option<PathBuf>,
-    /// Which devices a device process serves.
+    /// How devices are divided among device processes.
     pub domains: Domains,
-    /// Measures the disks of servers for device processes; `None`: there are none.
+    /// Asks NBD servers for the size of a disk, through a device process; `None`: there are no
+    /// device processes.
     pub measurer: Option<Arc<dyn Measurer>>,
 }
 
-/// The file descriptors that another process has left to this one, by device: the description that
-/// holds a disk, the queues of a tap, or the capture file. Clones share them.
+/// The descriptors that the former supervisor handed over, by device: of a disk its open file, of a
+/// tap its queues, of a capture its file. Clones share them.
 #[derive(Clone, Debug, Default)]
 pub struct AdoptedFds(Arc<Mutex<HashMap<String, Vec<OwnedFd>>>>);
 
 impl AdoptedFds {
-    /// The descriptors that another process has left, by device.
+    /// Makes the table of handed-over descriptors, by device.
     pub fn new(all: HashMap<String, Vec<OwnedFd>>) -> Self {
         Self(Arc::new(Mutex::new(all)))
     }
 
-    /// Releases what was left for devices that are not wanted any more. May block.
+    /// Closes the descriptors of devices for which `is_wanted` returns false. May block.
     pub fn keep(&self, is_wanted: impl Fn(&str) -> bool) {
         let mut left = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         left.retain(|device, _| is_wanted(device));
     }
 
-    /// Takes what was left for `device`. Empty: nothing was left, or it was taken before.
+    /// Removes and returns the descriptors of `device`. Empty: there were none, or they were taken
+    /// before.
     pub(crate) fn take(&self, device: &str) -> Vec<OwnedFd> {
         let mut left = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         left.remove(device).unwrap_or_default()
     }
 }
 
-/// The switches that this process has, by name. Clones are the same switches.
+/// The switches of the plan, by name. Clones share them.
 #[derive(Clone, Debug, Default)]
 pub struct Switches {
     all: Arc<Mutex<BTreeMap<String, Running>>>,
@@ -88,8 +90,9 @@ enum Running {
 }
 
 impl Switches {
-    /// Makes the switches of a plan; device processes serve them as `domains` says. `adopted_fds`:
-    /// the queues of uplinks that another process has left, among others. May block.
+    /// Makes the switches of a plan; `domains` says whether device processes serve them.
+    /// `adopted_fds` has the queues of uplinks that the former supervisor handed over, among
+    /// others. May block.
     ///
     /// # Errors
     /// An uplink cannot be opened.
@@ -104,8 +107,8 @@ impl Switches {
         Ok(switches)
     }
 
-    /// Opens switches: all of them, or none. May block. The returned closure adds them, and does
-    /// not block.
+    /// Opens all of these switches, or none. May block. The returned closure adds them to the
+    /// table, and does not block.
     ///
     /// # Errors
     /// An uplink cannot be opened.
@@ -115,11 +118,12 @@ impl Switches {
         Ok(move || of.all().extend(made))
     }
 
-    /// Opens the uplink for other settings of a switch that a device process serves. May block.
-    /// The returned closure gives the settings to the next device process, and does not block.
+    /// Opens the uplink for new settings of a switch that a device process serves. May block. The
+    /// returned closure stores the settings for the next device process, and does not block.
     ///
     /// # Errors
-    /// Its uplink cannot be opened.
+    /// The uplink cannot be opened. [`AssembleError::NoSwitch`]: no device process serves a switch
+    /// of this name.
     pub fn changed(&self, plan: &SwitchPlan) -> Result<impl FnOnce() + use<>, AssembleError> {
         let Some(host) = self.apart(&plan.name) else {
             let (at, name) = (plan.place.at("name"), plan.name.clone());
@@ -133,15 +137,16 @@ impl Switches {
         Ok(move || host.change(&plan, uplink))
     }
 
-    /// Drops the former settings of a changed switch, or restores them if the change has failed.
-    /// May block.
+    /// Ends a change of a switch. If it succeeded (`is_done`), drops the former settings, else
+    /// restores them. May block.
     pub fn settle(&self, name: &str, is_done: bool) {
         if let Some(host) = self.apart(name) {
             host.settle(is_done);
         }
     }
 
-    /// Removes these switches, whose devices have gone. Waits for their uplinks, so it may block.
+    /// Removes these switches, whose devices were removed before. Closes their uplinks, so it may
+    /// block.
     pub fn remove(&self, names: &[String]) {
         let gone: Vec<_> = {
             let mut all = self.all();
@@ -188,7 +193,7 @@ impl Switches {
         Ok(Running::Here { switch, _uplink: uplink })
     }
 
-    /// The interface of the uplink, if there is one.
+    /// Opens the interface of the uplink, if the plan has one.
     fn opened(&self, plan: &SwitchPlan) -> Result<Option<Arc<dyn Port>>, AssembleError> {
         let failed = |source| AssembleError::Port { at: plan.place.at("uplink"), source };
         let left = || self.adopted_fds.take(&domain_of_switch(&plan.name));
@@ -197,10 +202,10 @@ impl Switches {
         plan.uplink.as_deref().map(open).transpose()
     }
 
-    /// A port for a device.
+    /// Opens a switch port for a device.
     ///
     /// # Errors
-    /// There is no such switch in this process, or it has no port left.
+    /// The switch does not exist, or all its ports are in use.
     pub(super) fn port(
         &self,
         net: &NetPlan,
@@ -220,14 +225,15 @@ impl Switches {
     }
 }
 
-/// How a switch works, in whichever process.
+/// Converts the spec of a switch to its options, in the supervisor and in device processes.
 pub(crate) fn of_switch(spec: &SwitchSpec) -> SwitchOptions {
     let SwitchSpec { name, age, group_fwd_mask } = spec;
     let (age, group_fwd_mask, clock) = (*age, *group_fwd_mask, Clock::default());
     SwitchOptions { name: name.clone(), age, group_fwd_mask, clock }
 }
 
-/// The port of the device `name`, in whichever process.
+/// Converts the spec of the switch port of device `name` to its options, in the supervisor and in
+/// device processes.
 pub(crate) fn of_switch_port(name: &str, spec: &SwitchPortSpec) -> PortOptions {
     let SwitchPortSpec { queue_pairs, vlans, isolated, mac, only, macs_max, floods_max } = spec;
     PortOptions {
@@ -247,10 +253,11 @@ pub(crate) fn of_switch_port(name: &str, spec: &SwitchPortSpec) -> PortOptions {
     }
 }
 
-/// Carries frames between a switch and the interface `name`, in whichever process. May block.
+/// Starts to carry frames between a switch and the interface `name`, in the supervisor or in a
+/// device process. May block.
 ///
 /// # Errors
-/// The error of the host. `ENOSPC`: the switch is full.
+/// `ENOSPC`: all ports of the switch are in use. Others are the host's.
 pub(crate) fn carried(
     switch: &Arc<Switch>,
     name: &str,
@@ -266,8 +273,9 @@ pub(crate) fn carried(
     Uplink::start(port, host, &format!("uplink-{}", switch.name()))
 }
 
-/// Opens an interface with one queue, and leaves it as it is. `left`: the queue of the tap that
-/// another process has left, if there is one. `lends`: a device process carries its frames.
+/// Opens an interface with one queue, and does not change its settings. `left`: the queue of the
+/// tap that the former supervisor handed over, or nothing. `lends`: a device process carries the
+/// frames.
 fn interface(
     name: &str,
     kind: UplinkKind,
@@ -303,7 +311,7 @@ fn tap(name: String, fds: Vec<OwnedFd>) -> Result<TapPort, TapError> {
         queue_pairs: 1,
         sndbuf: None,
         txqueuelen: QueueRoom::Host,
-        // A burst whose frames come from several guests is offered once.
+        // Merging pays for one guest's bursts; here a burst has frames of several guests.
         merge: false,
         steer: false,
         mtu: None,

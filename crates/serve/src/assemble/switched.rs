@@ -1,5 +1,5 @@
-//! `SwitchHost`: the supervisor's side of a switch that a device process serves: its uplink, its
-//! ports, and the counters that are shown.
+//! `SwitchHost`: the supervisor's object for a switch that a device process serves: uplink, ports,
+//! and the counters for the API.
 
 use manyring_backend::net::switch::{OFFLOADS, PORTS_MAX, PortCounters, SwitchError};
 use manyring_backend::net::{Port, PortRx, PortTx};
@@ -17,29 +17,32 @@ use tokio::task::JoinSet;
 pub struct SwitchHost {
     name: String,
     settings: Mutex<Settings>,
-    /// The settings before a change that may still fail, with their uplink.
+    /// The settings before a change that may still fail; they keep the former uplink open.
     former: Mutex<Option<Settings>>,
     ports: watch::Sender<Ports>,
-    /// Held as long as a device process has the uplink.
+    /// Locked while a device process has the uplink's descriptors.
     lent: Arc<tokio::sync::Mutex<()>>,
     /// The task that watches the uplink's interface.
     watches: Mutex<JoinSet<()>>,
 }
 
-/// The settings that a change of the configuration replaces, for the next device process.
+/// The settings of a switch that a change of the configuration can replace. The next device process
+/// gets them.
 #[derive(Clone, Debug)]
 struct Settings {
     plan: SwitchPlan,
     uplink: Option<Arc<OwnedPort>>,
 }
 
-/// The supervisor's side of a switch's uplink, for the requests of the device process.
+/// Wraps the port of a switch's uplink as the supervisor's object for an interface, which serves
+/// the requests of the device process.
 pub(super) fn owned(plan: &SwitchPlan, port: Arc<dyn Port>) -> Arc<OwnedPort> {
     let options = NetOptions { name: domain_of_switch(&plan.name), ..NetOptions::default() };
     Arc::new(OwnedPort::new(options, port))
 }
 
-/// The ports of a switch, by device. A port that replaces one of the same name has another number.
+/// The ports of a switch, by device. Each port has a number, so that a port can be told from a
+/// later one of the same name.
 #[derive(Debug, Default)]
 pub struct Ports {
     next: u64,
@@ -50,7 +53,9 @@ pub struct Ports {
 type Numbered = (u64, Arc<SwitchPortSpec>);
 
 impl Ports {
-    /// A port that differs from what a device process was told; `None` as the port: it is gone.
+    /// Returns a port that differs from what a device process was told, with its device's name;
+    /// `None` in place of the port: the port was removed. `told` has the number of each port that
+    /// the process knows.
     pub fn untold(&self, told: &BTreeMap<String, u64>) -> Option<(String, Option<Numbered>)> {
         let gone = told.keys().find(|name| !self.all.contains_key(*name));
         if let Some(name) = gone {
@@ -63,7 +68,7 @@ impl Ports {
 }
 
 impl SwitchHost {
-    /// The switch of a plan, whose uplink this process has opened.
+    /// Makes the object for a switch of the plan, whose uplink this process has opened.
     pub(super) fn new(plan: &SwitchPlan, uplink: Option<Arc<OwnedPort>>) -> Arc<Self> {
         let settings = Mutex::new(Settings { plan: plan.clone(), uplink });
         let (name, ports) = (plan.name.clone(), watch::Sender::default());
@@ -80,34 +85,36 @@ impl SwitchHost {
         &self.name
     }
 
-    /// The specification of the switch for a device process, and the uplink's interface.
+    /// The spec of the switch for a device process, and the uplink's interface.
     pub fn given(&self) -> (SwitchSpec, Option<Arc<OwnedPort>>) {
         let Settings { plan, uplink } = &*self.settings();
         (plan.spec(), uplink.clone())
     }
 
-    /// The interface of the uplink.
+    /// The interface of the uplink, if the switch has an uplink.
     pub fn uplink(&self) -> Option<Arc<OwnedPort>> {
         self.settings().uplink.clone()
     }
 
-    /// True if the uplink of this plan is the present uplink of the switch.
+    /// True if the plan names the same uplink as the present settings.
     pub(super) fn has_uplink_of(&self, plan: &SwitchPlan) -> bool {
         let now = &self.settings().plan;
         (&now.uplink, now.uplink_kind) == (&plan.uplink, plan.uplink_kind)
     }
 
-    /// Replaces the settings, for the next device process. [`Self::settle`] follows.
+    /// Replaces the settings; the next device process gets them. The caller must call
+    /// [`Self::settle`] later.
     pub(super) fn change(&self, plan: &SwitchPlan, uplink: Option<Arc<OwnedPort>>) {
         let settings = Settings { plan: plan.clone(), uplink };
         let now = self.replace(settings);
         let mut former = self.former.lock().unwrap_or_else(PoisonError::into_inner);
-        // The oldest settings stay: a failed change goes back to the settings before all of its
-        // steps.
+        // Keep the oldest settings: if the change fails, they are restored, although the change had
+        // several steps.
         former.get_or_insert(now);
     }
 
-    /// Drops the settings from before the last change, or restores them. May block.
+    /// Ends a change: drops the former settings if it succeeded (`is_done`), else restores them.
+    /// May block.
     pub(super) fn settle(&self, is_done: bool) {
         let former = self.former.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let (Some(former), false) = (former, is_done) {
@@ -126,17 +133,18 @@ impl SwitchHost {
         std::mem::replace(&mut *now, settings)
     }
 
-    /// The ports, as they are and as they change.
+    /// Returns a receiver of the ports, which is notified of each change.
     pub fn ports(&self) -> watch::Receiver<Ports> {
         self.ports.subscribe()
     }
 
-    /// Returns when no device process has the uplink. None gets it before the result is dropped.
+    /// Waits until no device process has the uplink. No device process gets the uplink before the
+    /// returned guard is dropped.
     pub async fn unlent(&self) -> OwnedMutexGuard<()> {
         self.lent.clone().lock_owned().await
     }
 
-    /// Watches the interface of the uplink from now on, as long as the switch is there.
+    /// Starts to watch the interface of the uplink, as long as this object lives.
     pub fn watch(&self) {
         let mut watches = self.watches.lock().unwrap_or_else(PoisonError::into_inner);
         if let (true, Some(uplink)) = (watches.is_empty(), self.uplink()) {
@@ -144,10 +152,10 @@ impl SwitchHost {
         }
     }
 
-    /// A port for the device of this name.
+    /// Makes a port for the device of this name.
     ///
     /// # Errors
-    /// [`SwitchError::Full`].
+    /// [`SwitchError::Full`]: all ports are in use.
     pub fn port(
         self: &Arc<Self>,
         name: &str,
@@ -170,8 +178,8 @@ impl SwitchHost {
     }
 }
 
-/// A port of a switch, in the process that does not serve the switch: it shows what the device
-/// process counts, and leaves the switch when it is dropped.
+/// The supervisor's object for a switch port that a device process serves: it shows the counters of
+/// the device process. Dropping it removes the port from the switch.
 #[derive(Debug)]
 pub struct SwitchedPort {
     switch: Arc<SwitchHost>,
@@ -215,7 +223,7 @@ impl Port for SwitchedPort {
         None
     }
 
-    // The device process has the queues, and follows what its guest chooses.
+    // The device process has the queues, and applies the guest's settings.
     fn open_tx(&self, _index: usize) -> Result<Box<dyn PortTx>, Errno> {
         Err(Errno::OPNOTSUPP)
     }

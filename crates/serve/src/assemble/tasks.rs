@@ -1,4 +1,4 @@
-//! `Tasks`: a task for each device, with a stop of its own.
+//! `Tasks`: runs one tokio task for each device, and can stop each of them alone.
 
 use super::{AssembleError, Here};
 use crate::times::TASKS_END;
@@ -8,7 +8,7 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
-/// The end of a task: whose it was, and why it ended.
+/// The end of a task: the device's name, and the task's result.
 pub(crate) type Ended = (String, Result<(), AssembleError>);
 
 /// The tasks of the devices, by the name of the device.
@@ -25,20 +25,20 @@ pub struct Tasks {
 struct Running {
     number: u64,
     stop: watch::Sender<bool>,
-    /// Closed when the task has ended: the task holds the sender.
+    /// Closed when the task has ended, because the task holds the sender.
     ended: watch::Receiver<()>,
 }
 
 impl Tasks {
-    /// Starts the task of a device. `task` gets the signal by which it is stopped.
+    /// Starts the task of a device. `task` gets a receiver that changes to true when the task must
+    /// stop.
     pub fn start<F>(&mut self, device: &str, task: impl FnOnce(watch::Receiver<bool>) -> F)
     where
         F: Future<Output = Result<(), AssembleError>> + Send + 'static,
     {
         let (stop, stopped) = watch::channel(false);
         let (ends, ended) = watch::channel(());
-        // On the heap by itself: a future that was given another one and waits for it has room for
-        // that one twice.
+        // Box the future: an async block that awaits a captured future holds it twice.
         let (task, name, number) = (Box::pin(task(stopped)), device.to_owned(), self.next);
         self.next += 1;
         self.set.spawn(async move {
@@ -49,8 +49,8 @@ impl Tasks {
         self.running.insert(device.to_owned(), Running { number, stop, ended });
     }
 
-    /// Serves an assembled device at this endpoint, until it is stopped or until its only session
-    /// has ended (`one_off`).
+    /// Starts the task that serves a device at this endpoint, until it is stopped, or until its
+    /// only session has ended (`one_off`).
     pub(crate) fn serve(&mut self, here: &Here, endpoint: Endpoint, options: ServeOptions) {
         let (device, connected) = (here.device.clone(), here.view.connected.clone());
         self.start(here.view.name(), |stop| async move {
@@ -60,8 +60,9 @@ impl Tasks {
         });
     }
 
-    /// Stops the task of a device. The sender of the result is dropped when the task has ended:
-    /// then the socket's name is removed, and a session has stopped its queues.
+    /// Tells the task of a device to stop. Returns a receiver that is closed when the task has
+    /// ended: then the socket's name is removed, and the session has stopped its queues. `None`:
+    /// there is no such task.
     pub fn stop(&mut self, device: &str) -> Option<watch::Receiver<()>> {
         let running = self.running.remove(device)?;
         running.stop.send_replace(true);
@@ -69,8 +70,8 @@ impl Tasks {
         Some(running.ended)
     }
 
-    /// Waits until tasks that were stopped have ended, but no longer than [`TASKS_END`]: a task
-    /// whose image is still in use ends later. False: not all tasks have ended.
+    /// Waits until stopped tasks have ended, [`TASKS_END`] at most: a task whose image is still in
+    /// use ends later. Returns false if tasks are left.
     pub async fn await_ends(ending: Vec<watch::Receiver<()>>, devices: &[&str]) -> bool {
         let ended = async {
             for mut ending in ending {
@@ -85,14 +86,14 @@ impl Tasks {
         have_ended
     }
 
-    /// Stops all tasks, and waits for none.
+    /// Tells all tasks to stop, and waits for none.
     pub fn stop_all(&self) {
         self.running.values().for_each(|running| {
             running.stop.send_replace(true);
         });
     }
 
-    /// The devices whose tasks have not ended.
+    /// The names of the devices whose tasks have not ended, for a message.
     pub fn names(&self) -> String {
         let all = self.running.keys().chain(self.stopped.values());
         all.map(String::as_str).collect::<Vec<_>>().join(", ")
@@ -103,12 +104,13 @@ impl Tasks {
         self.set.is_empty()
     }
 
-    /// The next task that has ended by itself; `None` if none runs any more.
+    /// Waits for the next task that ends without having been stopped; `None`: no task is left.
     pub async fn ended(&mut self) -> Option<Ended> {
         while let Some(ended) = self.set.join_next().await {
             let Ok((number, (name, result))) = ended else { continue };
             self.stopped.remove(&number);
-            // A stopped task may have a successor of the same name, which has another number.
+            // After a stop, another task of the same name may have started; the number tells them
+            // apart.
             if self.running.get(&name).is_some_and(|running| running.number == number) {
                 self.running.remove(&name);
                 return Some((name, result));

@@ -1,4 +1,4 @@
-//! Opens the files and ports of a device of the plan, and makes the device of them.
+//! Opens the files and ports of a device in the plan, and makes the device.
 
 use super::capture::{Capture, CaptureFile};
 use super::disk::{self, DiskError, Means};
@@ -14,57 +14,57 @@ use manyring_device::{Device, Owned};
 use manyring_engine::Pool;
 use std::sync::Arc;
 
-/// The host's side of a device, opened.
+/// The disk or the port of a device, opened.
 #[derive(Debug)]
 pub enum Opened {
-    /// The disk, and its NBD server if a device process talks to the server.
+    /// The disk, and the NBD server's object if a device process connects to the server.
     Disk(Arc<dyn Disk>, Option<Arc<Remote>>),
-    /// The port, the address of its guest, and the file to which its frames are written.
+    /// The port, the guest's MAC address, and the capture file of its frames.
     Port(Arc<dyn Port>, MacAddress, Capture),
 }
 
-/// A device whose queues run in this process, with the part of it that the API shows.
+/// A device whose queues run in this process, and the view of it that the API shows.
 #[derive(Debug)]
 pub struct Here {
     /// The device, for its sessions.
     pub device: Arc<dyn Device>,
-    /// The part of it that is shown.
+    /// The view of the device that the API shows.
     pub view: DeviceView,
 }
 
 /// The supervisor's part of a device that a device process serves: the disk or the port, and the
-/// part that the API shows. The supervisor has no queue, worker or session of the device.
+/// view for the API. The supervisor has no queue, worker or session of the device.
 #[derive(Clone, Debug)]
 pub struct Part {
     /// The disk or the port.
     pub owned: Owned,
-    /// The part of it that is shown.
+    /// The view of the device that the API shows.
     pub view: DeviceView,
-    /// The server of the disk, if the device process talks to it.
+    /// The NBD server of the disk, if the device process connects to it.
     pub remote: Option<Arc<Remote>>,
-    /// The file to which the frames of the port are written.
+    /// The capture file of the port's frames.
     pub capture: Option<Arc<CaptureFile>>,
 }
 
-/// A device that is assembled.
+/// A device of the plan that was made.
 #[derive(Debug)]
 pub enum Made {
     /// The queues of the device run in this process.
     Here(Here),
-    /// A device process serves the device.
+    /// A device process serves the device; this is the supervisor's part of it.
     Owned(Part),
 }
 
-/// A device of the plan, opened and made.
+/// Opens and makes a device of the plan, in three steps.
 pub trait Assemble {
     /// Opens the disk or the port, and looks up the folder of the socket. May block.
     fn open(&self, host: &Host) -> Result<Opened, AssembleError>;
 
-    /// Wraps the disk or the port in its faults and its capture. May block.
+    /// Wraps the disk or the port in its test faults and its capture. May block.
     fn decorated(&self, opened: Opened) -> Result<Opened, AssembleError>;
 
-    /// Creates the device, or the supervisor's part of it if the device process of `domain` serves
-    /// it.
+    /// Makes the device. With a `domain`, the device process of that domain serves it, and only the
+    /// supervisor's part is made.
     fn made(&self, opened: Opened, domain: Option<String>, pool: &Arc<Pool>) -> Made;
 }
 
@@ -121,7 +121,7 @@ impl Assemble for Wanted {
                 if let Capture::Begun(capture) = capture {
                     begun = Some(capture);
                 }
-                // Two for each pair, and the control queue.
+                // Two queues for each pair, and the control queue.
                 let queues = options.queue_pairs * 2 + 1;
                 (Owned::Port(Arc::new(OwnedPort::new(options, port))), queues, None)
             }
@@ -133,14 +133,14 @@ impl Assemble for Wanted {
     }
 }
 
-/// The measurer that asks an NBD server for the size of its disk. `None`: this process serves
-/// the device, and asks the server itself.
+/// Returns the measurer, which asks an NBD server for the size of a disk through a device process.
+/// `None`: this process serves the device, and asks the server itself.
 fn remotely(wanted: &Wanted, host: &Host) -> Option<Arc<dyn Measurer>> {
     host.measurer.clone().filter(|_| wanted.domain(host.domains).is_some())
 }
 
 impl Made {
-    /// The part of the device that is shown.
+    /// The view of the device that the API shows.
     pub fn view(&self) -> &DeviceView {
         match self {
             Self::Here(here) => &here.view,
@@ -150,7 +150,7 @@ impl Made {
 }
 
 impl Here {
-    /// A block device. `shown`: how the device can be reached, and who has asked for it.
+    /// Makes a block device. `shown`: its endpoint and its origin, for the API.
     pub(crate) fn blk(
         options: BlkOptions,
         disk: Arc<dyn Disk>,
@@ -162,7 +162,7 @@ impl Here {
         Self { device, view }
     }
 
-    /// A network device, as [`Self::blk`].
+    /// Makes a network device. Arguments as for [`Self::blk`].
     pub(crate) fn net(
         options: NetOptions,
         port: Arc<dyn Port>,
@@ -212,7 +212,7 @@ fn open_disk(
     })
 }
 
-/// The error that an image cannot be served, with its key and its cure.
+/// The error that an image cannot be served: the key, and a hint what to do.
 pub(crate) fn image_error(place: &Place, source: ImageError) -> AssembleError {
     let hint = match source {
         ImageError::Container { format, .. } => {
@@ -220,8 +220,8 @@ pub(crate) fn image_error(place: &Place, source: ImageError) -> AssembleError {
             let by_helper = helped(format).map_or_else(String::new, |format| {
                 format!(", or have a helper read it (format = {format:?} in `manyring run`'s file)")
             });
-            // A guest can write such a header into its raw disk, with the name of a file of the
-            // host: a program that reads the format would open that file.
+            // A guest can write such a header into its raw disk, with the path of any file of the
+            // host in it: a program that takes the disk for this format would open that file.
             format!(
                 "; if a guest may have written these bytes into its raw disk: {insist}; only if \
                  you made the image in that format: convert it (qemu-img convert -O raw){by_helper}"

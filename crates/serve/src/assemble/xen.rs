@@ -1,5 +1,5 @@
-//! The queues of a Xen disk, in whichever process serves its rings: how they look to the guest, how
-//! they start and stop, and which fault of the front-end ends them.
+//! The queues of a Xen disk, in the supervisor and in device processes: starts and stops them, and
+//! describes faults of the front-end.
 
 use super::in_words;
 use manyring_device::blk::blkif::{Attachment, XenBlkDevice};
@@ -9,11 +9,11 @@ use manyring_transport::xenbus::HostError;
 use rustix::io::Errno;
 use tokio::task::JoinSet;
 
-/// Queues that have begun, and why not all of them have.
+/// The queues that were started, and the error that kept the next one from starting.
 pub(crate) type Begun = (Vec<QueueHandle>, Option<HostError>);
 
-/// Starts queues one after the other, until one fails. Everything that they need is open before
-/// the first of them answers a request. May block.
+/// Starts queues one after the other, until one fails. Each attachment already has all its
+/// resources open, so an early queue's answers do not depend on the later ones. May block.
 pub fn begin(device: &XenBlkDevice, attachments: Vec<Attachment>) -> Begun {
     let mut queues = Vec::new();
     for attachment in attachments {
@@ -29,7 +29,7 @@ pub fn begin(device: &XenBlkDevice, attachments: Vec<Attachment>) -> Begun {
     (queues, None)
 }
 
-/// Stops queues; returns when their rings, pages and event channels are no longer in use.
+/// Stops queues; returns when their rings, granted pages and event channels are closed.
 pub async fn stop_all(queues: Vec<QueueHandle>) {
     let mut stops = JoinSet::new();
     for queue in queues {
@@ -47,12 +47,13 @@ pub fn fault_of(Event { index, kind }: &Event) -> Option<String> {
     }
 }
 
-/// An error that stays: trying again is of no use.
+/// An error that a retry does not cure.
 pub fn refused(text: String) -> HostError {
     HostError::new(text)
 }
 
-/// The error of a system call. It may pass if the host lacks a resource.
+/// The error of a system call. A shortage of memory or descriptors is marked as passing: a retry
+/// may succeed.
 pub fn failed(what: String, errno: Errno) -> HostError {
     HostError { text: format!("{what}: {errno}"), is_passing: is_shortage(errno) }
 }

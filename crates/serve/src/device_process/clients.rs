@@ -1,5 +1,5 @@
-//! Clients of a device, as the supervisor hands them over: a connection, and the journal of its
-//! session.
+//! Clients of a device: connections of front-ends, each with the journal of its session, as the
+//! supervisor sends them.
 
 use super::Inside;
 use crate::device_process::session_journal::{SupervisorJournal, Written};
@@ -13,7 +13,8 @@ use tokio::net::UnixStream;
 use tokio::sync::Mutex;
 
 impl Inside {
-    /// Has a device serve a client. An invalid journal ends the client's session alone.
+    /// Has a device serve a client: `fds` are the connection and the journal. An invalid journal
+    /// ends this client's session only.
     pub(super) fn connect(&mut self, name: &str, fds: Vec<OwnedFd>, number: u64) {
         let Some(device) = self.devices.get_mut(name) else { return };
         let Ok([socket, journal]) = <[OwnedFd; 2]>::try_from(fds) else { return };
@@ -53,7 +54,8 @@ impl Inside {
             quiesces,
             written,
         });
-        // No entry of the journal names these descriptors: close them here and at the supervisor.
+        // No entry of the journal names these descriptors: close them here, and have the supervisor
+        // close its copies.
         if !handed.is_empty() {
             let journal = journal.clone();
             tokio::spawn(async move {
@@ -73,7 +75,7 @@ impl Inside {
     }
 }
 
-/// Ends a connection that no session serves. May block.
+/// Closes a connection that no session serves. May block.
 fn refuse(client: Client) {
     if let Ok(stream) = client.stream.into_std() {
         let _ = stream.shutdown(std::net::Shutdown::Both);

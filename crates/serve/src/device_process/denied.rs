@@ -1,4 +1,5 @@
-//! Logs each call that the sandbox of a device process has denied, with the thread that made it.
+//! Logs each system call that the sandbox of a device process has denied, with the thread that made
+//! it.
 
 use crate::channel::watched;
 use crate::times::DENIED_LINE_EACH;
@@ -16,14 +17,15 @@ const LINES_AT_ONCE: u32 = 20;
 
 static EVENT: OnceLock<OwnedFd> = OnceLock::new();
 
-/// Records denied calls from now on. Must be called before the list of calls is in force.
+/// Installs the handler that records denied calls. Must be called before the seccomp filter is in
+/// force.
 pub(super) fn watch() -> io::Result<()> {
     let event = denied::watch()?;
     let _ = EVENT.set(event);
     Ok(())
 }
 
-/// Logs the calls that are denied, for as long as the device process runs.
+/// Logs denied calls, as long as the device process runs.
 pub(super) async fn tell() {
     let event = EVENT.get().and_then(|event| event.try_clone().ok());
     let event = event.and_then(|event| watched(event, Interest::READABLE).ok());
@@ -53,7 +55,7 @@ pub(super) async fn tell() {
     }
 }
 
-/// A text for each denied call that is noted and not logged yet.
+/// Takes the denied calls that were recorded and not logged yet; returns a text for each.
 pub(super) fn lines() -> Vec<String> {
     let (calls, _) = denied::take();
     let line =

@@ -21,12 +21,15 @@ use std::sync::Arc;
 pub(super) struct DeviceGrant {
     pub(super) port: Option<PortFacts>,
     pub(super) fds: Vec<OwnedFd>,
-    /// The port of the device on the switch of this process.
+    /// The port of the device on the switch that this process serves.
     pub(super) switched: Option<Arc<SwitchPort>>,
 }
 
 impl DeviceGrant {
     /// Opens the disk or the port of a device on the descriptors of the grant. May block.
+    ///
+    /// # Errors
+    /// A text of one line: the descriptors do not fit the spec.
     pub(super) fn opened(
         self,
         kind: KindSpec,
@@ -65,10 +68,10 @@ impl Supervised for SupervisorClient {
     }
 }
 
-/// Wraps the port in its capture, if there is a stream for one.
+/// Wraps the port in its capture, if the supervisor sent a stream for one.
 ///
 /// # Errors
-/// One line: the system has no thread.
+/// A text of one line: the thread of the capture cannot be made.
 fn captured(
     port: Arc<dyn Port>,
     stream: Option<OwnedFd>,

@@ -1,4 +1,4 @@
-//! `ProcessGroups`: the groups of limits that devices of this device process belong to.
+//! `ProcessGroups`: the groups of limits to which devices of this device process belong.
 
 use crate::lease_file::ProcessLease;
 use crate::supervisor_client::Outgoing;
@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use tokio::sync::mpsc;
 
-/// Rates of a command.
+/// Converts the rates in a command.
 fn rates_of(LimitRates { ops, bytes, burst_ms }: LimitRates) -> Rates {
     Rates { ops, bytes, burst_ms }
 }
@@ -20,7 +20,8 @@ fn rates_of(LimitRates { ops, bytes, burst_ms }: LimitRates) -> Rates {
 pub(super) struct ProcessGroups(BTreeMap<String, Arc<Group>>);
 
 impl ProcessGroups {
-    /// Sets the limit of a device, and the rates of its group. Queues must read them again.
+    /// Sets the limit of a device and the rates of its group. The caller then has the queues read
+    /// both again.
     pub(super) fn limit(&mut self, limit: &Limit, rates: LimitRates, group: Option<GroupRates>) {
         let now_ns = clock_now_ns();
         let group = group.map(|GroupRates { name, rates }| {
@@ -33,7 +34,11 @@ impl ProcessGroups {
         limit.set(rates_of(rates), group.as_ref(), now_ns);
     }
 
-    /// From here on the supervisor divides a group among this process and others.
+    /// Adds a lease to a group: from here on the supervisor divides the group's rate among the
+    /// processes that have such devices. `fds`: the two files of the lease.
+    ///
+    /// # Errors
+    /// A text of one line: these are not the files of a lease.
     pub(super) fn lease(
         &mut self,
         name: String,

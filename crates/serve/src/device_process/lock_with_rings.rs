@@ -1,4 +1,5 @@
-//! `RingLocked`: a disk whose image the supervisor locks while rings of its guest run.
+//! `RingLocked`: a disk that has the supervisor lock the image while rings of its guest run
+//! (`lock_with_rings`).
 
 use crate::supervisor_client::SupervisorClient;
 use manyring_backend::blk::{Disk, DiskQueue, Geometry, Image, ImageError};
@@ -6,7 +7,7 @@ use rustix::io::Errno;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-/// The disk.
+/// A disk whose image is locked while rings run.
 #[derive(Debug)]
 pub(super) struct RingLocked {
     pub(super) inner: Arc<dyn Disk>,
@@ -41,8 +42,8 @@ impl Disk for RingLocked {
     }
 
     fn release(&self) {
-        // The supervisor makes all writes durable before it releases the lock: both processes share
-        // the page cache.
+        // The supervisor flushes the image before it unlocks it; it can do so because both
+        // processes share the page cache.
         let _ = self.supervisor.lock(false);
     }
 

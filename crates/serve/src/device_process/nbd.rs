@@ -1,5 +1,5 @@
-//! The disk of an NBD server in its device process: the supervisor connects, and this process talks
-//! to the server.
+//! The disk of an NBD server, in its device process: the supervisor connects to the server, and
+//! this process negotiates and sends requests.
 
 use super::say;
 use crate::assemble::remote::{error_of, export_of, failure_of, spec_of};
@@ -16,7 +16,7 @@ use rustix::fd::OwnedFd;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-/// The server of an NBD disk: the supervisor connects, and hands the sockets over.
+/// Gets connected sockets of an NBD server from the supervisor.
 #[derive(Debug)]
 struct FromSupervisor {
     supervisor: SupervisorClient,
@@ -32,7 +32,7 @@ impl Server for FromSupervisor {
     }
 }
 
-/// The disk of a server, to which the supervisor connects when a queue begins.
+/// Makes the disk of an NBD server. The supervisor connects when a queue starts.
 pub(super) fn disk(
     spec: NbdSpec,
     read_only: bool,
@@ -52,7 +52,8 @@ pub(super) fn disk(
     Ok(Arc::new(disk.map_err(|error| error.to_string())?))
 }
 
-/// Asks the server that a socket leads to for its export, and reports the answer.
+/// Asks the server at the other end of a socket for its export, and reports the answer to the
+/// supervisor.
 pub(super) async fn export(
     channel: Arc<Channel>,
     target: NbdTarget,
@@ -64,7 +65,7 @@ pub(super) async fn export(
     say(&channel, &Report::Export { found }).await;
 }
 
-/// Negotiates with the server that the socket leads to. Blocks.
+/// Negotiates with the server at the other end of the socket. Blocks.
 fn found(target: NbdTarget, limit: Duration, fds: Vec<OwnedFd>) -> NbdFound {
     let NbdTarget { export, tls } = target;
     let connected = credentials::taken(fds).map_err(|errno| JoinError::Connect(errno.into()));
@@ -75,7 +76,7 @@ fn found(target: NbdTarget, limit: Duration, fds: Vec<OwnedFd>) -> NbdFound {
     }
 }
 
-/// The failure if there was no thread to ask a server.
+/// The failure that is reported if no thread could be made to ask the server.
 fn unasked() -> NbdFound {
     let text = "is not asked for its disk: internal error".to_owned();
     NbdFound::Failed(NbdFailure { text, is_limit: false, passes: true })

@@ -1,4 +1,5 @@
-//! A network device in its device process, and the supervisor's commands about its interface.
+//! A network device in its device process, and the supervisor's commands about the interface of its
+//! port.
 
 use crate::assemble::port::{LentInterface, host_filter};
 use crate::ports;
@@ -33,7 +34,8 @@ pub(super) struct ProcessNet {
 }
 
 impl ProcessNet {
-    /// The network device that is shown as `view`, on this interface, if it has one.
+    /// Makes the object for the network device of `view`. `lent`: the interface of its port, if the
+    /// port has one.
     pub(super) fn new(
         device: Arc<NetDevice>,
         view: &DeviceView,
@@ -47,7 +49,7 @@ impl ProcessNet {
         Self { device, lent, wanted, shown, _tasks: tasks }
     }
 
-    /// Handles a command about the interface and the operator's settings.
+    /// Applies the state of the interface (`is_gone`: it was deleted) and the operator's settings.
     pub(super) fn handle(&self, is_gone: bool, wanted: Wanted) {
         if is_gone {
             self.lent.iter().for_each(LentInterface::lose);
@@ -56,10 +58,11 @@ impl ProcessNet {
         self.wanted.send_if_modified(|known| std::mem::replace(known, wanted) != wanted);
     }
 
-    /// Goes on with the queues of another interface, which the supervisor joined.
+    /// Replaces the queues of a deleted interface by queues of the one that the supervisor joined
+    /// in its place.
     ///
     /// # Errors
-    /// The device has no interface, or another number of queues.
+    /// `EINVAL`: the device has no interface, or the number of queues differs.
     pub(super) fn renew(
         &self,
         queues: Vec<OwnedFd>,
@@ -71,10 +74,10 @@ impl ProcessNet {
         Ok(())
     }
 
-    /// The guest's choices as a report; `None` if the supervisor knows them.
+    /// Returns a report of the guest's settings; `None` if they are as the supervisor knows them.
     pub(super) fn news(&mut self, name: &str) -> Option<Report> {
-        // The supervisor attaches the pairs of an interface itself. Of other ports it does not
-        // know which pairs are attached.
+        // The supervisor itself attaches the queue pairs of an interface. For other ports it must
+        // be told which pairs are attached.
         let pairs = self.lent.is_none().then(|| self.device.attached_pairs());
         let guest = Guest { pairs, ..self.device.guest() };
         if std::mem::replace(&mut self.shown, guest) == guest {
@@ -87,7 +90,7 @@ impl ProcessNet {
     }
 }
 
-/// Has the device follow the operator's settings.
+/// Applies the operator's settings to the device at each change.
 async fn follow(device: Arc<NetDevice>, mut wants: watch::Receiver<Wanted>) {
     let mut announcements = 0;
     while wants.changed().await.is_ok() {

@@ -16,9 +16,9 @@ impl QueueWorkers {
         Self { pool, workers_max, chosen: HashMap::new() }
     }
 
-    /// Chooses the workers of queues that begin from now on. If the kernel gave this process few
-    /// io_urings, it has fewer workers than the operator counted on: then the choice is not
-    /// followed.
+    /// Sets the workers for queues that start from now on. A process to which the kernel refused
+    /// io_urings has fewer workers than usual; a choice of a worker that does not exist is ignored
+    /// with a warning.
     pub(super) fn choose(&mut self, device: &str, queue_workers: Vec<u16>) {
         let queue_workers: Vec<_> = queue_workers.into_iter().map(usize::from).collect();
         let workers = self.workers_max;
@@ -30,7 +30,7 @@ impl QueueWorkers {
         }
     }
 
-    /// Forgets the choice for a device that is removed.
+    /// Removes the choice for a device that is removed.
     pub(super) fn forget(&mut self, device: &str) {
         if self.chosen.remove(device).is_some() {
             self.pool.set_queue_workers(self.chosen.clone());

@@ -1,22 +1,22 @@
-//! The rights that a device process drops before its first thread: a compromised one lacks them.
+//! Drops rights before the device process starts its first thread, so that a compromised process
+//! lacks them.
 //!
 //! ```text
-//! rings            all io_urings of its workers are made, and none later; each takes the requests
-//!                  of disks and no others (`sys/uring/bounds.rs`)
-//! user, namespaces its own, where it can have them (`identity.rs`)
-//! death signal     the kernel kills it when its supervisor ends, however that ends
-//! no_new_privs     no program gives it rights; what follows needs it
-//! capabilities     none, whoever it runs as
-//! landlock         of all files it may read those of /proc and /sys; no TCP port, no socket of
-//!                  others by an abstract name, no signal to others
+//! rings            all io_urings of its workers are made now, and none later; each accepts only
+//!                  the requests of disks (`sys/uring/bounds.rs`)
+//! user, namespaces its own, where the host allows it (`identity.rs`)
+//! death signal     the kernel kills the process when its supervisor ends, for whatever reason
+//! no_new_privs     no program that it starts gets rights; landlock and seccomp require it
+//! capabilities     none, whatever its user is
+//! landlock         of all files it may read those of /proc and /sys; no TCP port, no abstract
+//!                  socket of other processes, no signal to other processes
 //! seccomp          a list of calls for the process, a shorter one for each thread
-//!                  (`system_calls.rs`); others fail with EPERM, and are logged with their thread
-//!                  (`denied.rs`); threads are made and no process, which would outlive the device
-//!                  process
+//!                  (`system_calls.rs`); other calls fail with EPERM, and are logged with their
+//!                  thread (`denied.rs`); it can make threads but no process, which would outlive it
 //! ```
-//! The list allows `openat` only as the signal handler of denied calls makes it. So the handler
-//! opens every file, and a file that landlock refuses is a line of the log, as any other denied
-//! call is.
+//! The list allows `openat` only with an argument that the signal handler of denied calls sets. So
+//! each `openat` goes through the handler, and a file that landlock refuses is logged, as any other
+//! denied call is.
 
 use super::system_calls::{self, rule};
 use landlock::{
@@ -36,20 +36,21 @@ use std::fmt::Write;
 use std::sync::mpsc::channel;
 use std::sync::{Arc, Once, OnceLock};
 
-/// The option with which the device process of Xen guests is started.
+/// Option of a device process that serves Xen guests.
 pub const XEN_OPTION: &str = "--xen";
-/// The option with the number of workers of a device process, for an operator who has chosen more
-/// workers than [`RINGS_USUAL`] for queues of its devices.
+/// Option for the number of workers of a device process. The supervisor passes it if
+/// `queue_workers` of its devices names a worker above [`RINGS_USUAL`].
 const RINGS_OPTION: &str = "--rings=";
-/// Most workers of a device process without `RINGS_OPTION`. Each worker has an io_uring of 220
-/// KiB, which is made before the first device is known.
+/// Most workers of a device process without `RINGS_OPTION`. Each worker needs an io_uring of 220
+/// KiB, and they are made before the process knows its devices.
 const RINGS_USUAL: usize = 16;
 
-/// The number of rings that exist.
+/// The number of io_urings that were made.
 static RINGS: OnceLock<usize> = OnceLock::new();
 
-/// How many of `workers` a device process can have: each needs a ring. Where rings are refused, all
-/// workers do without.
+/// The number of workers that the process can have, at most `workers`: each needs an io_uring. If
+/// the host refuses io_urings altogether, the number is not limited, since all workers use plain
+/// system calls.
 pub(super) fn workers_max(workers: usize) -> usize {
     match RINGS.get() {
         None | Some(0) => workers,
@@ -57,8 +58,8 @@ pub(super) fn workers_max(workers: usize) -> usize {
     }
 }
 
-/// The options of a device process that needs `workers` workers: `usual`, and the number of
-/// workers if it is above the usual one.
+/// Returns the options of a device process that needs `workers` workers: `usual`, and
+/// `RINGS_OPTION` if the number is above [`RINGS_USUAL`].
 #[must_use]
 pub fn arguments_for(usual: &Arc<[OsString]>, workers: usize) -> Arc<[OsString]> {
     if workers <= RINGS_USUAL {
@@ -68,31 +69,32 @@ pub fn arguments_for(usual: &Arc<[OsString]>, workers: usize) -> Arc<[OsString]>
     usual.iter().cloned().chain([rings]).collect()
 }
 
-/// True if these are options of any domain: a process that was started with them can serve each
-/// one.
+/// True if the options suit any domain, so that a warm process that was started with them can serve
+/// any domain.
 #[must_use]
 pub fn are_usual(arguments: &[OsString]) -> bool {
     !arguments.iter().filter_map(|argument| argument.to_str()).any(|a| a.starts_with(RINGS_OPTION))
 }
 
-/// Drops the rights, if the program was started as a device process; a supervisor drops fewer. Runs
-/// before anything is read or started.
+/// Drops rights: in a device process as the page of this module says, in a supervisor only those of
+/// `identity::confine`. Must run before the program reads or starts anything.
 ///
 /// # Errors
-/// One line: the kernel lacks a part of the sandbox, and all of it was required.
+/// A text of one line: the kernel refused a step, and `--sandbox=seccomp` requires all of them.
 pub fn enter(arguments: &[OsString]) -> Result<(), String> {
     if arguments.get(1).is_none_or(|command| command != "device-process") {
         super::identity::confine();
         return Ok(());
     }
-    // Set without a sandbox, too: a device process without its supervisor would keep its images
-    // open.
+    // Needed without a sandbox, too: a device process that outlives its supervisor would keep
+    // images open.
     let dies_with_supervisor = || {
         let kill = Some(rustix::process::Signal::KILL);
         let _ = rustix::process::set_parent_process_death_signal(kill);
     };
     dies_with_supervisor();
-    // The supervisor starts its device processes as /proc/self/exe, whose name would be `exe`.
+    // The supervisor starts device processes as /proc/self/exe, and the kernel would name them
+    // `exe`.
     let _ = rustix::thread::set_name(c"manyring-device");
     let asked = |mode: Sandbox| {
         let option = format!("--sandbox={}", mode.name());
@@ -101,7 +103,7 @@ pub fn enter(arguments: &[OsString]) -> Result<(), String> {
     if asked(Sandbox::None) {
         return Ok(());
     }
-    // Before rights are dropped: a host may allow rings for root alone.
+    // Make the rings before rights are dropped: a host may allow io_uring for root alone.
     if !arguments.iter().any(|argument| argument == "--no-io-uring") {
         let number = |option: &str| {
             let number =
@@ -113,7 +115,7 @@ pub fn enter(arguments: &[OsString]) -> Result<(), String> {
         let _ = RINGS.set(uring::reserve(workers.min(rings)));
     }
     super::identity::enter();
-    // Set again, because a change of user resets it.
+    // Set the death signal again: a change of user has reset it.
     dies_with_supervisor();
     let refused = give_up(arguments.iter().any(|argument| argument == XEN_OPTION));
     if !refused.is_empty() && asked(Sandbox::Seccomp) {
@@ -123,17 +125,17 @@ pub fn enter(arguments: &[OsString]) -> Result<(), String> {
     Ok(())
 }
 
-/// The steps that the kernel refused, each with its reason; empty if it refused none. Every step is
-/// tried.
+/// Tries every step. Returns the steps that the kernel refused, each with its reason; empty if it
+/// refused none.
 fn give_up(is_for_xen: bool) -> String {
     let steps = [no_rights(), no_files(), few_calls(is_for_xen)];
     steps.into_iter().filter_map(Result::err).collect::<Vec<_>>().join("; ")
 }
 
-/// The refused steps of the sandbox, without which this device process goes on.
+/// The steps of the sandbox that the kernel refused this process, which runs without them.
 static REFUSED: OnceLock<String> = OnceLock::new();
 
-/// The refused steps, if there are any.
+/// The refused steps, each with its reason, if there are any.
 pub(super) fn refused() -> Option<&'static str> {
     REFUSED.get().map(String::as_str).filter(|refused| !refused.is_empty())
 }
@@ -142,7 +144,8 @@ fn no_rights() -> Result<(), String> {
     let failed = |errno| format!("capabilities: {errno}");
     rustix::thread::set_no_new_privs(true).map_err(failed)?;
     for capability in CapabilitySet::all().iter() {
-        // Fails without CAP_SETPCAP, and for capabilities that this kernel does not have.
+        // An error is ignored: it means that CAP_SETPCAP is missing, or that this kernel does not
+        // have the capability.
         let _ = rustix::thread::remove_capability_from_bounding_set(capability);
     }
     let none = CapabilitySet::empty();
@@ -175,10 +178,10 @@ fn no_files() -> Result<(), String> {
 fn few_calls(is_for_xen: bool) -> Result<(), String> {
     let failed = |error: &dyn std::fmt::Display| format!("seccomp: {error}");
     super::denied::watch().map_err(|error| failed(&error))?;
-    // The C library makes a thread by `clone3`, whose flags lie in memory that seccomp cannot
-    // read. If the kernel answers ENOSYS, it makes the thread by `clone`. A process is denied by
-    // EPERM, not by the signal of the list: the C library blocks all signals while it makes a
-    // process, and a blocked signal of seccomp kills the caller.
+    // The C library makes a thread by `clone3`, whose flags lie in memory that seccomp cannot read.
+    // With ENOSYS the C library falls back to `clone`. A `clone` that makes a process fails with
+    // EPERM, and not with the signal of other denied calls: the C library blocks all signals during
+    // it, and a blocked signal of seccomp kills the caller.
     let clone3 = BTreeMap::from([(libc::SYS_clone3, Vec::new())]);
     let thread = u64::from(libc::CLONE_THREAD.unsigned_abs());
     let process = rule(&[(0, MaskedEq(thread), 0)]).map_err(|error| failed(&error))?;
@@ -200,10 +203,10 @@ fn few_calls(is_for_xen: bool) -> Result<(), String> {
     starter::begin(confine).map_err(|error| failed(&error))
 }
 
-/// The list of calls for each role, once the list of the process is in force.
+/// The filter for each role of threads; set once the filter of the process is in force.
 static PROGRAMS: OnceLock<Vec<(ThreadRole, BpfProgram)>> = OnceLock::new();
 
-/// The calling thread drops the calls that its role does not need, if its process has a list.
+/// Restricts the calling thread to the system calls of its role, if its process has a filter.
 pub(super) fn confine(role: ThreadRole) {
     static FAILED: Once = Once::new();
     let mut programs = PROGRAMS.get().into_iter().flatten();
@@ -215,7 +218,7 @@ pub(super) fn confine(role: ThreadRole) {
     }
 }
 
-/// Tries what a device process must not be able to do, and prints a line for each try.
+/// Self-test: tries actions that a device process must not be able to do. Returns a line for each.
 pub fn tried() -> String {
     use rustix::net::{AddressFamily, SocketType, netlink, socket};
     let mut said = String::new();
@@ -233,12 +236,12 @@ pub fn tried() -> String {
     let diag = (AddressFamily::NETLINK, SocketType::RAW, Some(netlink::SOCK_DIAG));
     let made = socket(diag.0, diag.1, diag.2);
     say("ask which sockets are two ends", made.map(drop).map_err(Into::into));
-    // NETLINK_ROUTE, which is 0.
+    // Protocol 0, which is NETLINK_ROUTE.
     let routes = socket(AddressFamily::NETLINK, SocketType::RAW, None);
     say("ask for interfaces", routes.map(drop).map_err(Into::into));
     let started = std::process::Command::new("/proc/self/exe").arg("--version").spawn();
     let ended = started.and_then(|mut child| child.wait());
-    // A child that may not call exec is killed by the signal that its parent handles.
+    // The child may not call exec; it is killed by the signal whose handler only the parent has.
     say(
         "start a program",
         ended.and_then(|ended| match ended.success() {
@@ -246,7 +249,8 @@ pub fn tried() -> String {
             false => Err(std::io::ErrorKind::PermissionDenied.into()),
         }),
     );
-    // ENOTTY: the request was made, and the file is no tap. Any other error: it was denied.
+    // ENOTTY: the ioctl reached the kernel, which found that the file is no tap. Any other error:
+    // the ioctl was denied.
     let asked = manyring_backend::sys::tuntap::interface(std::io::stderr().as_fd());
     let asked = asked.map(drop).or_else(|errno| match errno {
         rustix::io::Errno::NOTTY => Ok(()),
@@ -264,10 +268,10 @@ pub fn tried() -> String {
     said
 }
 
-/// Tries to reach the parent process.
+/// Tries to signal and to change the parent process.
 fn reach_others(say: &mut impl FnMut(&'static str, Result<(), std::io::Error>)) {
     use manyring_backend::sys::denied::reach;
-    // The list does not allow getppid.
+    // The filter does not allow getppid, so read the parent's ID from /proc.
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let parent = status.lines().find_map(|line| line.strip_prefix("PPid:")?.trim().parse().ok());
     let Some(parent) = parent.and_then(rustix::process::Pid::from_raw) else { return };
@@ -285,8 +289,8 @@ fn reach_others(say: &mut impl FnMut(&'static str, Result<(), std::io::Error>)) 
     say("make an io_uring", reach::make_ring());
 }
 
-/// Threads of a device process, each with its list of calls, make a socket and executable memory.
-/// Prints the denied calls, and whether there is a socket, a line for each thread.
+/// Self-test: starts a thread of each role, which tries to make a socket and executable memory.
+/// Returns a line for each thread: the denied calls, and whether it got a socket.
 fn by_threads() -> String {
     let _ = denied::take();
     let misbehaves = || {
@@ -295,8 +299,7 @@ fn by_threads() -> String {
         let _ = denied::reach::map_executable();
         made.is_ok()
     };
-    // The name of a thread that has ended cannot be read: each thread lives until its line is
-    // made.
+    // The name of an ended thread cannot be read: so each thread waits until its line is made.
     let line = |is_done: bool| {
         let result = if is_done { "done" } else { "refused" };
         format!("{}: {result}\n", super::denied::lines().join(" "))

@@ -1,31 +1,34 @@
-//! `SupervisorJournal`: the journal of a session, which outlives this process in memory of the
-//! supervisor.
+//! `SupervisorJournal`: the journal of a session. It outlives this process, since the supervisor
+//! holds its memory.
 //!
-//! The entries lie in a sealed memfd ([`manyring_protocol::journal_layout`]): the supervisor has
-//! made it and reads no byte of it. Only descriptors are sent to the supervisor, each group under a
-//! name. An entry of the journal has the name of its descriptors. An update is made in this order:
+//! The entries lie in a sealed memfd ([`manyring_protocol::journal_layout`]), which the supervisor
+//! made and of which it reads no byte. Only descriptors are sent to the supervisor, each group of
+//! them under a number, its *name*. The entry that belongs to the descriptors has the same name in
+//! it. An update is made in this order:
 //!
 //! ```text
 //! send      the descriptors of the update, under a new name
-//! store     the update, as one record, in which an entry has that name
-//! send      the names that no entry has any more, so that the supervisor closes the descriptors
+//! store     the update in the memfd, as one record with an entry of that name
+//! send      the names that no entry has any more, so that the supervisor closes their descriptors
 //! ```
-//! A death between any two of these steps leaves the state before the update or the one after it:
-//! 1. **Descriptors are sent before they are named.** What is in the channel outlives this process,
-//!    so each name in the memfd is one that the supervisor knows. If this process dies before the
-//!    store, the former state holds. The front-end's message is still in its socket: the next
-//!    process reads it again, and sends the descriptors under another name.
+//! If this process dies between any two of these steps, the journal has the state before the update
+//! or the state after it:
+//! 1. **Descriptors are sent before an entry names them.** A message in the channel outlives this
+//!    process, so the supervisor has the descriptors for each name in the memfd. If this process
+//!    dies before the store, the former state holds. The front-end's message is still in its
+//!    socket: the next process reads it again, and sends the descriptors under another name.
 //! 2. **A store is one record with a checksum and the next sequence number.** If this process dies
-//!    in the middle of it, the record does not count. What an update puts, drops and says of the
-//!    answer is in one record, so there is no state between.
-//! 3. **Descriptors are released after the store that drops their name.** If this process dies
-//!    before that, the supervisor hands them on with the others, and the next process releases
+//!    in the middle of the store, readers ignore the record. All changes of an update, and whether
+//!    the front-end was answered, are in one record, so there is no state between.
+//! 3. **Descriptors are released after the store that removes their name.** If this process dies
+//!    before that, the supervisor passes them on with the others, and the next process releases
 //!    those without an entry.
-//! 4. **A name is used once.** The next process begins behind the highest name that it was handed:
-//!    no entry of a former state has the name of descriptors that came after it.
+//! 4. **A name is used once.** The next process begins above the highest name that it received: no
+//!    entry of a former state has the name of descriptors that came after it.
 //!
-//! The descriptors of a vring are released together with the next descriptors that are sent: they
-//! keep no memory, and a front-end that starts its device then causes half as many reports.
+//! The descriptors of a vring are not released at once, but with the next message that sends
+//! descriptors: they hold no memory, and so a front-end that starts its device causes half as many
+//! messages.
 
 use crate::bucket::Bucket;
 use crate::channel::{Channel, NO_FDS};
@@ -44,10 +47,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use tokio::sync::{Mutex, mpsc};
 
-/// Most names in one report.
+/// Most names in one message.
 const RELEASES_MAX: usize = 256;
 
-/// Writes the journal of a session for the process after this one.
+/// Writes the journal of a session, for the next process that serves it.
 #[derive(Debug)]
 pub(super) struct SupervisorJournal {
     pub(super) device: String,
@@ -57,53 +60,55 @@ pub(super) struct SupervisorJournal {
     /// Limits the rate of reports of all sessions of this process.
     pub(super) bucket: Arc<Bucket>,
     pub(super) outgoing: mpsc::Sender<Outgoing>,
-    /// Set when this device process quiesces.
+    /// True once this device process quiesces.
     pub(super) quiesces: Arc<AtomicBool>,
     /// Locked, because the session and the control queue of its device both write.
     pub(super) written: Mutex<Written>,
 }
 
-/// The memfd of a session, and the descriptors that the supervisor keeps for it.
+/// The memfd of a session's journal, and the names of the descriptors that the supervisor keeps for
+/// it.
 #[derive(Debug)]
 pub struct Written {
     /// The memfd.
     pub file: OwnedFd,
-    /// Makes the bytes of each store.
+    /// Makes the bytes of each record.
     pub writer: Writer,
-    /// Most entries of a session of the device.
+    /// Most entries that a session of the device can have.
     entries_max: usize,
-    /// The names in the memfd, by the keys of their entries.
+    /// The name in each entry of the memfd, by the entry's key.
     pub names: BTreeMap<u32, u64>,
     /// The last name that was used.
     last: u64,
-    /// Names of descriptors that no entry has.
+    /// Names that no entry has, and whose descriptors the supervisor still keeps.
     pub unused: Vec<u64>,
-    /// Writing the memfd failed: the memfd says so, and the session ends with this process.
+    /// True after a failed write of the memfd. The memfd is marked as lost, and no other process
+    /// can resume the session.
     pub is_lost: bool,
 }
 
 /// A step of an update.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// Sends the descriptors of the update, and releases others.
+    /// Sends the descriptors of the update under a name, and releases other names.
     Keep {
-        /// The name of the descriptors of the update.
+        /// The name of the update's descriptors.
         name: u64,
-        /// The names of the descriptors that are released.
+        /// The names whose descriptors the supervisor closes.
         release: Vec<u64>,
     },
-    /// Stores the update in the memfd.
+    /// Stores the update in the memfd, as one record.
     Store(Change),
-    /// Releases descriptors.
+    /// Has the supervisor close the descriptors of these names.
     Release(Vec<u64>),
 }
 
 impl Written {
-    /// Reads the memfd of a session. `handed`: the descriptors that the supervisor kept, by name.
-    /// Descriptors that no entry names stay in `handed`.
+    /// Reads the journal of a session. `handed`: the descriptors that the supervisor kept, by name.
+    /// Those that no entry names are left in `handed`.
     ///
     /// # Errors
-    /// One line: this is the journal of no session, and `handed` is as it was. The process that
+    /// A text of one line: this is no journal of a session; `handed` is unchanged. The process that
     /// wrote it may have been compromised.
     pub fn resume(
         file: OwnedFd,
@@ -131,7 +136,7 @@ impl Written {
         Ok((saved, written))
     }
 
-    /// The steps of an update, in their order. `has_fds`: the first entry that it puts has
+    /// Returns the steps of an update, in their order. `has_fds`: the first entry of the update has
     /// descriptors.
     pub fn steps(&mut self, update: JournalUpdate, has_fds: bool) -> Vec<Step> {
         let JournalUpdate { puts, drops, answer } = update;
@@ -166,10 +171,10 @@ impl Written {
         steps
     }
 
-    /// Notes that a step was taken.
+    /// Records that a step was taken.
     pub fn taken(&mut self, step: &Step) {
         match step {
-            // No entry has them yet.
+            // No entry names the new descriptors until the store.
             Step::Keep { name, release } => {
                 self.unused.retain(|unused| !release.contains(unused));
                 self.unused.push(*name);
@@ -191,7 +196,8 @@ impl Written {
         }
     }
 
-    /// The bytes by which a change is stored.
+    /// Returns the bytes that store a change, and their offset. If the record does not fit any
+    /// more, they are a snapshot of the whole state.
     pub fn store(&mut self, change: &Change) -> Result<Store, String> {
         if let Some(store) = self.writer.append(change) {
             return Ok(store);
@@ -203,7 +209,7 @@ impl Written {
         self.writer.snapshot(state).map_err(|error| error.to_string())
     }
 
-    /// Stores a change. If that fails, marks the session as lost in the memfd: the former state is
+    /// Stores a change. If that fails, marks the session in the memfd as lost: the state in it is
     /// outdated, and must not be resumed.
     pub fn write(&mut self, change: &Change) -> Result<(), String> {
         let store = self.store(change);
@@ -219,8 +225,8 @@ impl Written {
     }
 }
 
-/// The bytes of a session's memfd. The supervisor has sealed the size of the memfd, which says
-/// where its halves are: the device may have had another number of queues when the session began.
+/// Reads a session's memfd. Its sealed size tells where the two halves are: the device may have had
+/// another number of queues when the session began, so the size cannot be computed.
 fn content(file: impl AsFd) -> Result<Vec<u8>, Errno> {
     let size = rustix::fs::seek(&file, SeekFrom::End(0))?;
     let mut bytes = vec![0; usize::try_from(size).map_err(|_| Errno::FBIG)?];
@@ -251,7 +257,7 @@ impl SupervisorJournal {
         let (device, number) = (self.device.clone(), self.number);
         if let Ok(bytes) = message::emit(&Report::SessionFds { device, number, keep, release }) {
             self.bucket.pass(bytes.len()).await;
-            // If the supervisor is gone, this process ends.
+            // An error means that the supervisor is gone; then this process ends.
             let _ = match fds {
                 [] => self.channel.send(&bytes, NO_FDS).await,
                 fds => self.channel.send(&bytes, fds).await,
@@ -259,10 +265,11 @@ impl SupervisorJournal {
         }
     }
 
-    /// Takes the steps of an update.
+    /// Takes the steps of an update, in their order.
     async fn take(&self, update: JournalUpdate, fds: Vec<BorrowedFd<'_>>) {
-        // A store never waits. Without this yield a front-end that sends without end would keep
-        // the thread for tens of messages in a row, while the messages of other sessions wait.
+        // Yield once, since a store never waits: else a front-end that sends without pause would
+        // keep this thread for tens of messages in a row, while the messages of other sessions
+        // wait.
         tokio::task::yield_now().await;
         let mut written = self.written.lock().await;
         if written.is_lost {
@@ -291,7 +298,7 @@ impl SupervisorJournal {
         }
     }
 
-    /// Releases the descriptors that no entry of the resumed session names.
+    /// Has the supervisor close the descriptors that no entry of the resumed session names.
     pub(super) async fn release_unused(&self) {
         let mut written = self.written.lock().await;
         for part in written.unused.clone().chunks(RELEASES_MAX) {

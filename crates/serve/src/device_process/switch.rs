@@ -1,5 +1,5 @@
-//! The switch of a device process: its ports, and its uplink on a queue that the supervisor has
-//! opened.
+//! The switch that a device process serves: its ports, and its uplink on the queue that the
+//! supervisor opened.
 
 use crate::assemble::port::{facts_of, host_filter};
 use crate::assemble::switch::{carried, of_switch, of_switch_port};
@@ -20,12 +20,12 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::sleep;
 
-/// The switch whose ports this process serves.
+/// The switch that this process serves.
 pub(super) struct ProcessSwitch {
-    /// The name of the uplink in commands and reports.
+    /// The name of the uplink in commands and reports, as if it were a device.
     device: String,
     switch: Arc<Switch>,
-    /// All ports, by device, also those whose devices the process does not have.
+    /// All ports, by device; some of the devices may be served by other processes.
     ports: HashMap<String, Arc<SwitchPort>>,
     uplink: Option<ProcessUplink>,
 }
@@ -34,18 +34,18 @@ pub(super) struct ProcessSwitch {
 struct ProcessUplink {
     facts: Facts,
     supervisor: SupervisorClient,
-    /// The present interface; `None`: the supervisor sends its queue later. The uplink ends when
-    /// this sender is dropped.
+    /// The uplink's interface; `None` until the supervisor sends its queue. Dropping this sender
+    /// ends the uplink.
     host: watch::Sender<Option<HostPort>>,
     carries: JoinHandle<()>,
 }
 
-/// The interface of an uplink, on the descriptors that the supervisor has opened.
+/// The interface of an uplink, on descriptors that the supervisor opened.
 #[derive(Clone)]
 enum HostPort {
     /// The queue of a tap or a macvtap.
     Queue(Arc<LentPort>),
-    /// A socket of AF_XDP, and its memory.
+    /// An AF_XDP socket, and its memory.
     Xdp(Arc<XdpLentPort>),
 }
 
@@ -54,7 +54,7 @@ impl HostPort {
     ///
     /// # Errors
     /// `EINVAL`: the descriptors are not those of one queue. Other errors: the memory or the rings
-    /// of a socket cannot be mapped.
+    /// of an AF_XDP socket cannot be mapped.
     fn new(
         facts: Facts,
         queues: Vec<OwnedFd>,
@@ -62,7 +62,7 @@ impl HostPort {
     ) -> Result<Self, Errno> {
         let owner = Arc::new(supervisor.clone());
         let is_xdp = facts.chunk.is_some();
-        // An AF_XDP socket comes with its memory.
+        // An AF_XDP socket has a second descriptor, of its memory.
         if queues.len() != 1 + usize::from(is_xdp) {
             return Err(Errno::INVAL);
         }
@@ -73,7 +73,7 @@ impl HostPort {
         })
     }
 
-    /// Notes that the interface is gone.
+    /// Marks the interface as deleted.
     fn lose(&self) {
         match self {
             Self::Queue(port) => port.lose(),
@@ -90,10 +90,10 @@ impl HostPort {
 }
 
 impl ProcessSwitch {
-    /// The switch of this process, with its uplink if the supervisor sent one.
+    /// Makes the switch, and opens its uplink if the supervisor sent one.
     ///
     /// # Errors
-    /// One line: the descriptors or facts of the uplink are invalid.
+    /// A text of one line: the descriptors or properties of the uplink are invalid.
     pub(super) fn new(
         spec: &SwitchSpec,
         facts: Option<PortFacts>,
@@ -106,10 +106,10 @@ impl ProcessSwitch {
         Ok(Self { device, switch, ports: HashMap::new(), uplink })
     }
 
-    /// Adds a port, replaces one, or removes it.
+    /// Adds or replaces the port of `device`, or removes it (`port` is `None`).
     ///
     /// # Errors
-    /// One line: the switch has no port left.
+    /// A text of one line: all ports of the switch are in use.
     pub(super) fn set(
         &mut self,
         device: String,
@@ -128,19 +128,20 @@ impl ProcessSwitch {
         self.ports.get(device).cloned()
     }
 
-    /// True if commands mean the uplink by this name.
+    /// True if `device` is the name of the uplink in commands.
     pub(super) fn is_uplink(&self, device: &str) -> bool {
         self.device == device
     }
 
-    /// Notes that the interface of the uplink is gone.
+    /// Marks the interface of the uplink as deleted.
     pub(super) fn lose(&self) {
         if let Some(uplink) = &self.uplink {
             uplink.host.borrow().iter().for_each(HostPort::lose);
         }
     }
 
-    /// Replaces the queues by those of another interface, which the supervisor has joined.
+    /// Replaces the uplink's queue by a queue of the interface that the supervisor joined in place
+    /// of a deleted one.
     ///
     /// # Errors
     /// `EINVAL`: there is no uplink, or the descriptors are not those of one queue.
@@ -181,8 +182,8 @@ impl ProcessUplink {
 }
 
 /// Carries frames between the switch and the present interface, until the sender of interfaces is
-/// dropped. The uplink starts on another thread: the start waits for answers of the supervisor,
-/// which the control thread reads.
+/// dropped. The uplink starts on another thread: its start waits for answers of the supervisor,
+/// which the control thread must read meanwhile.
 async fn carry(
     switch: Arc<Switch>,
     interface: String,
@@ -222,7 +223,7 @@ async fn carry(
             }
         };
         if is_over {
-            // This closes the last descriptor of the queue, which may block.
+            // This drop closes the last descriptor of the queue, which may block.
             aside(move || drop(hosts)).await;
             return;
         }

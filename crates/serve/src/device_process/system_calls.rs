@@ -7,13 +7,13 @@
 //! server    sockets of an NBD server, pairs of sockets
 //! log       writes
 //! lookout   reads of /proc about threads
-//! janitor   questions about descriptors, reads of /proc
+//! janitor   queries about descriptors, reads of /proc
 //! control   the janitor's, and sockets of sessions; also for threads that make blocking calls
 //! starter   making threads, and shortening their lists
 //! ```
-//! The process has the list of the starter: all of these together. Each thread also has the calls
-//! that every thread needs. A list only becomes shorter: a compromised worker makes no thread,
-//! opens no file, and receives no descriptor.
+//! The process has the list of the starter, which contains all of these. Each thread also has the
+//! calls that every thread needs. A list can only become shorter: a compromised worker can make no
+//! thread, open no file, and receive no descriptor.
 
 use manyring_backend::sys::denied;
 use manyring_backend::sys::starter::ThreadRole;
@@ -36,8 +36,8 @@ pub(super) const ROLES: [ThreadRole; 7] = [
     ThreadRole::Control,
 ];
 
-/// The list of a thread of this role, or of the process, as a program for the kernel. Other calls
-/// end in a signal (`denied.rs`).
+/// Returns the seccomp filter of a thread of this role, or of the process. A call that the filter
+/// does not allow raises a signal (`denied.rs`).
 pub(super) fn program(
     role: Option<ThreadRole>,
     is_for_xen: bool,
@@ -79,7 +79,8 @@ fn numbers(role: Option<ThreadRole>) -> BTreeSet<i64> {
     groups.iter().chain(&[EVERY]).flat_map(|group| group.iter().copied()).collect()
 }
 
-/// Calls of every thread: memory, time, locks, its own signals, its end, and a line of the log.
+/// Calls of every thread: memory, time, locks, signals to its own process, its end, and writing a
+/// line of the log.
 #[rustfmt::skip]
 const EVERY: &[i64] = &[
     libc::SYS_brk, libc::SYS_clock_gettime, libc::SYS_clock_nanosleep, libc::SYS_close,
@@ -91,18 +92,18 @@ const EVERY: &[i64] = &[
     libc::SYS_write,
 ];
 
-/// io_urings of a worker, and the calls in place of them; the CPUs of a worker.
+/// Calls for a worker's io_uring, and for its CPUs.
 #[rustfmt::skip]
 const RINGS: &[i64] = &[
     libc::SYS_getrusage, libc::SYS_io_uring_enter, libc::SYS_io_uring_register,
     libc::SYS_sched_setaffinity,
 ];
 
-/// Transfers between memory and open files, flushes and allocation; truncation of a file that a
+/// Transfers between memory and open files, flushes and allocation. `ftruncate`: for a file that a
 /// write of whole blocks has made longer.
 #[rustfmt::skip]
 const TRANSFERS: &[i64] = &[
-    // cachestat, by the one number that it has everywhere.
+    // `cachestat`, which has this number on every architecture.
     451,
     libc::SYS_fadvise64, libc::SYS_fallocate, libc::SYS_fdatasync, libc::SYS_ftruncate,
     libc::SYS_ioctl, libc::SYS_lseek, libc::SYS_pread64, libc::SYS_preadv2, libc::SYS_pwrite64,
@@ -117,7 +118,7 @@ const WAITS: &[i64] = &[
     libc::SYS_ppoll,
 ];
 
-/// Kicks, calls and timers.
+/// Calls for kicks, calls and timers.
 #[rustfmt::skip]
 const DOORBELLS: &[i64] = &[
     #[cfg(target_arch = "x86_64")]
@@ -126,7 +127,7 @@ const DOORBELLS: &[i64] = &[
     libc::SYS_fcntl, libc::SYS_sendto, libc::SYS_timerfd_settime,
 ];
 
-/// Files below /proc and /sys; with the older calls for them, which only x86-64 has.
+/// Reading files below /proc and /sys; on x86-64 also the older calls.
 #[rustfmt::skip]
 const SHOWN: &[i64] = &[
     #[cfg(target_arch = "x86_64")]
@@ -139,7 +140,7 @@ const SHOWN: &[i64] = &[
     libc::SYS_statx,
 ];
 
-/// Questions about descriptors of a front-end, and files in memory for it.
+/// Queries about descriptors that a front-end sent, and making memfds for a front-end.
 #[rustfmt::skip]
 const DESCRIPTORS: &[i64] = &[
     libc::SYS_fstatfs, libc::SYS_getpeername, libc::SYS_getsockname, libc::SYS_getsockopt,
@@ -168,7 +169,7 @@ const SESSIONS: &[i64] = &[
     libc::SYS_timerfd_create,
 ];
 
-/// The making of threads, and what a thread does before its list is shortened.
+/// Making threads, and the calls of a new thread before its list is shortened.
 #[rustfmt::skip]
 const THREADS: &[i64] = &[
     #[cfg(target_arch = "x86_64")]
@@ -180,7 +181,7 @@ const THREADS: &[i64] = &[
 /// A condition on an argument of a call: the argument's index, the comparison, and the value.
 pub(super) type Condition = (u8, SeccompCmpOp, u64);
 
-/// A call whose arguments meet all of these.
+/// Makes a rule: it allows a call whose arguments meet all of these conditions.
 pub(super) fn rule(arguments: &[Condition]) -> Result<SeccompRule, BackendError> {
     let condition = |(index, how, value): &Condition| {
         SeccompCondition::new(*index, SeccompCmpArgLen::Dword, how.clone(), *value)
@@ -208,13 +209,13 @@ fn rules(is_for_xen: bool) -> Result<BTreeMap<i64, Vec<SeccompRule>>, BackendErr
         (libc::SYS_prlimit64, vec![vec![(0, Eq, 0)]]),
         (libc::SYS_sched_setaffinity, vec![vec![(0, Eq, 0)]]),
         (libc::SYS_tgkill, vec![vec![(0, Eq, u64::from(std::process::id()))]]),
-        // Only with the argument that the handler of denied calls sets.
+        // Only with the argument that the signal handler of denied calls sets.
         (libc::SYS_openat, vec![vec![(4, Eq, u64::from(denied::OPENED_BY_HANDLER))]]),
         (libc::SYS_socket, vec![SOCK_DIAG.to_vec()]),
         (libc::SYS_socketpair, vec![STREAMS.to_vec()]),
         // Without an address, the message goes to the peer to which the socket is connected.
         (libc::SYS_sendto, vec![vec![(5, Eq, 0)]]),
-        // Fast open connects a TCP socket anew, to an address of the caller's choice.
+        // TCP fast open would connect a socket to an address of the caller's choice.
         (libc::SYS_sendmsg, vec![vec![(2, MaskedEq(FAST_OPEN), 0)]]),
         (libc::SYS_seccomp, vec![vec![(0, Eq, adds), (1, Eq, 0)]]),
     ];
@@ -229,9 +230,9 @@ fn rules(is_for_xen: bool) -> Result<BTreeMap<i64, Vec<SeccompRule>>, BackendErr
 /// `MSG_FASTOPEN`
 const FAST_OPEN: u64 = 0x2000_0000;
 
-/// The allowed commands to a descriptor (`fcntl`). No command sets the owner of a file, whom the
-/// kernel would signal. No command takes or removes a lock: the locks of this process's open files
-/// show the supervisor that requests are in flight, even after this process has ended.
+/// The allowed commands of `fcntl`. None of them sets the owner of a file, whom the kernel would
+/// signal. None takes or releases a lock: by the locks of this process's open files the supervisor
+/// sees that requests are in flight, even after this process has ended.
 const COMMANDS: &[i32] = &[
     libc::F_DUPFD_CLOEXEC,
     libc::F_GETFD,
@@ -242,18 +243,18 @@ const COMMANDS: &[i32] = &[
 ];
 
 /// The only socket that may be made: `NETLINK_SOCK_DIAG`, which tells which sockets are the two
-/// ends of a pair. By it a session refuses its own socket as a doorbell. It tells no more than
-/// /proc does, and changes nothing without a capability.
+/// ends of a pair. With it a session detects, and refuses, its own socket as a doorbell. This
+/// socket reveals no more than /proc does, and changes nothing without a capability.
 const SOCK_DIAG: [Condition; 2] = [(0, Eq, 16), (2, Eq, 4)];
 
-/// The only pairs of sockets that may be made, `SOCK_STREAM` of `AF_UNIX`: a datagram socket could
-/// send to any name, and so to the log of the host, which would take this process for the
+/// The only pairs of sockets that may be made, `SOCK_STREAM` of `AF_UNIX`. A datagram socket could
+/// send to any socket name, for example to the host's log, which would take this process for the
 /// supervisor.
 const STREAMS: [Condition; 2] = [(0, Eq, 1), (1, MaskedEq(0xf), 1)];
 
-/// The allowed requests to a device (`ioctl`): whether a file is a terminal, whether its calls
-/// wait, and how a block device is divided and erased. No request to the queues of a tap is
-/// allowed: one of them would give the interface another owner.
+/// The allowed requests of `ioctl`: is a file a terminal, do its calls block, the block sizes of a
+/// block device, and secure erase. No request to the queues of a tap is allowed: one of them would
+/// change the owner of the interface.
 const REQUESTS: &[u64] = &[
     0x5401, // TCGETS
     0x5421, // FIONBIO
@@ -263,9 +264,9 @@ const REQUESTS: &[u64] = &[
     0x127d, // BLKSECDISCARD
 ];
 
-/// Further requests of the device process of Xen guests: to map and unmap pages that a guest
-/// lends, and to signal a guest. The supervisor has bound the event channels: the process can bind
-/// no other.
+/// Further `ioctl` requests of a device process for Xen guests: mapping and unmapping granted
+/// pages, and signalling a guest. The supervisor has bound the event channels; this process can
+/// bind no other.
 const XEN_REQUESTS: &[u64] = &[GRANT_REQUESTS[0], GRANT_REQUESTS[1], EVENT_REQUEST];
 
 #[cfg(test)]

@@ -1,5 +1,5 @@
-//! `ProcessXen`: a Xen guest's disk in its device process: maps the rings that the supervisor
-//! names, and serves them on the descriptors that the supervisor opened.
+//! `ProcessXen`: a Xen guest's disk in its device process. Maps the rings that the supervisor
+//! names, and serves them on descriptors that the supervisor opened.
 
 use super::say;
 use crate::assemble::disk;
@@ -20,18 +20,18 @@ use std::sync::Arc;
 use tokio::sync::{Mutex, mpsc};
 use tokio::task::JoinSet;
 
-/// Most faults that wait to be reported: the first one ends the connection.
+/// Most faults that wait to be reported. A few suffice: the first one ends the connection.
 const EVENTS_MAX: usize = 16;
 
-/// A disk that the device process has.
+/// The disk of a Xen guest that this device process serves.
 pub(super) struct ProcessXen {
     view: DeviceView,
     device: Arc<XenBlkDevice>,
     counters: OwnedFd,
     channel: Arc<Channel>,
-    /// Rings of the front-end that connects next.
+    /// The rings of the front-end that connects next; each came in a message of its own.
     rings: Vec<Ring>,
-    /// Locked while a connection begins or ends, so that the next command waits.
+    /// Locked while a connection starts or stops; the next command waits for the lock.
     running: Arc<Mutex<Running>>,
 }
 
@@ -43,18 +43,18 @@ struct Ring {
 #[derive(Default)]
 struct Running {
     queues: Vec<QueueHandle>,
-    /// Reports faults of the front-end.
+    /// The task that reports faults of the front-end.
     faults: JoinSet<()>,
 }
 
-/// The workers of the process, and its channel.
+/// The worker pool of the process, and its channel to the supervisor.
 pub(super) type Parts = (Arc<Pool>, Arc<Channel>);
 
 impl ProcessXen {
-    /// Opens the disk on the descriptors of the supervisor.
+    /// Opens the disk on descriptors that the supervisor sent.
     ///
     /// # Errors
-    /// One line: the descriptors do not fit the disk.
+    /// A text of one line: the descriptors do not fit the spec.
     pub(super) async fn open(
         name: &str,
         XenBlkSpec { disk, options, fault }: XenBlkSpec,
@@ -80,12 +80,12 @@ impl ProcessXen {
         &self.view
     }
 
-    /// Writes the counters to the file of the supervisor.
+    /// Writes the counters to the supervisor's file.
     pub(super) fn count(&self) {
         counts::write(&self.counters, &self.view.side);
     }
 
-    /// Handles a command about the disk's front-end.
+    /// Handles a command of the supervisor about the disk's front-end.
     pub(super) fn handle(&mut self, command: Command, fds: Vec<OwnedFd>) {
         match command {
             Command::XenRing { ring, .. } => self.rings.push(Ring { ring, fds }),
@@ -95,7 +95,8 @@ impl ProcessXen {
         }
     }
 
-    /// Serves a front-end with the rings that were named, and reports success or the reason.
+    /// Serves a front-end: maps its rings and starts its queues in a task, which reports success or
+    /// the reason of a failure.
     fn connect(&mut self, front: XenFrontEnd, mut fds: Vec<OwnedFd>) {
         let rings = std::mem::take(&mut self.rings);
         let (device, channel) = (self.device.clone(), self.channel.clone());
@@ -124,7 +125,7 @@ impl ProcessXen {
         });
     }
 
-    /// Leaves the rings, and reports that.
+    /// Stops the queues of the front-end in a task, which then reports that.
     fn disconnect(&self, number: u64) {
         let (device, channel) = (self.view.name().to_owned(), self.channel.clone());
         let running = self.running.clone();
@@ -134,7 +135,8 @@ impl ProcessXen {
         });
     }
 
-    /// Stops the disk, and reports when all its descriptors and mappings are closed.
+    /// Removes the disk: stops its queues, and reports when all its descriptors and mappings are
+    /// closed.
     pub(super) fn remove(self, name: String) {
         tokio::spawn(async move {
             self.running.lock().await.stop().await;
@@ -153,7 +155,7 @@ impl Running {
     }
 }
 
-/// Reports faults that the queues of a connection meet.
+/// Reports faults of the queues of one connection.
 async fn tell(
     channel: Arc<Channel>,
     device: String,
@@ -167,7 +169,8 @@ async fn tell(
     }
 }
 
-/// Maps all rings of a front-end and starts their queues, until one fails. May block.
+/// Maps all rings of a front-end and starts their queues, one after the other, until one fails. May
+/// block.
 fn started(
     device: &XenBlkDevice,
     front: &XenFrontEnd,

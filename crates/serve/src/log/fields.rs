@@ -1,7 +1,7 @@
-//! The fields of a line of text, each as one word: what a peer has chosen (a path, the name of a
-//! program, the text of an error) ends neither its word nor its line, and gives no orders to a
-//! terminal. This is the only place that writes fields, so no call has to remember it. A log in
-//! JSON has JSON's own escapes.
+//! Writes the fields of a line of text, each as one word. A value that a peer chose (a path, the
+//! name of a program, the text of an error) is escaped, so that it cannot begin another word or
+//! line, or send control sequences to a terminal. All fields are written here, so that no call of
+//! the log has to escape. A log in JSON uses JSON's own escapes.
 
 use std::fmt::{self, Debug};
 use tracing::field::{Field, Visit};
@@ -39,7 +39,7 @@ impl Visit for Words<'_> {
 
 impl Words<'_> {
     fn put(&mut self, name: &str, value: &str, is_quoted: bool) {
-        // Fields of these names say from which crate and file a line of another crate comes.
+        // Fields of these names say which file of another crate logged the line: left out.
         if name.starts_with("log.") || self.written.is_err() {
             return;
         }
@@ -52,13 +52,15 @@ impl Words<'_> {
     }
 }
 
-/// True if everybody sees where the value ends, and sees all of it.
+/// True if the value needs no quotes: it has no blanks, quotes, `=` or characters that a terminal
+/// would not show.
 fn is_word(value: &str) -> bool {
     let is_plain = |c: char| !c.is_whitespace() && !matches!(c, '"' | '\\' | '=');
     !value.is_empty() && value.chars().all(is_plain) && shown(value) == value
 }
 
-/// Text with what a terminal would not show as it is, line ends included, escaped as in Rust.
+/// Escapes text for a terminal: control and invisible characters, line ends included, are shown as
+/// in Rust.
 pub fn shown(text: &str) -> String {
     let mut shown = String::with_capacity(text.len());
     for c in text.chars() {

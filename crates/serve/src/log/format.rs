@@ -2,7 +2,7 @@
 
 use clap::ValueEnum;
 
-/// How to log.
+/// The format of the log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum LogFormat {
     /// A line of text.
@@ -12,7 +12,7 @@ pub enum LogFormat {
 }
 
 impl LogFormat {
-    /// Its name as an option.
+    /// The format's name as an option.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Text => "text",

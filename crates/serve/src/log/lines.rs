@@ -1,10 +1,10 @@
-//! The thread that writes to standard error, and the queue of lines before it.
+//! The thread that writes to standard error, and its queue of lines.
 //!
-//! Standard error belongs to the host: a full disk or a dead pipe fails a write, a pipe that nobody
-//! reads blocks it for ever. One log is shared by the workers of every guest and by the control
-//! thread, so none of them writes to it: they put their lines into a queue, which has a bound, and
-//! one thread writes. A line that the queue has no room for, or that standard error refuses, is
-//! lost; lost lines are counted, and the next line that can be written is preceded by the count.
+//! Standard error belongs to the host: on a full disk or a dead pipe a write fails, and on a pipe
+//! that nobody reads it blocks for ever. The workers of all guests and the control thread share one
+//! log, so none of them writes to standard error: they put lines into a bounded queue, and one
+//! thread writes. A line is lost if the queue is full or if the write fails. Lost lines are
+//! counted, and the count is written before the next line.
 
 use super::LogFormat;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -14,29 +14,29 @@ use std::io::{self, Write};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// Most bytes of lines that wait to be written: more than the burst of a start with 1000 devices.
+/// Most bytes of lines that wait to be written: more than a start with 1000 devices logs.
 const BYTES_MAX: usize = 1 << 20;
 
-/// Lines on their way to one thread that writes them.
+/// A queue of lines for the one thread that writes them.
 #[derive(Debug)]
 pub(super) struct Lines {
     state: Mutex<State>,
-    /// A line has come.
+    /// Notified when a line was pushed.
     filled: Condvar,
-    /// Every line has been written or lost.
+    /// Notified when the queue is empty, and the last line was written or lost.
     drained: Condvar,
 }
 
 #[derive(Debug)]
 struct State {
     waiting: VecDeque<Vec<u8>>,
-    /// Bytes of `waiting`.
+    /// The number of bytes in `waiting`.
     bytes: usize,
-    /// The thread is writing a line that it has taken out of `waiting`.
+    /// True while the thread writes a line that it has taken out of `waiting`.
     writing: bool,
-    /// Another thread writes all lines that wait: the log's thread takes none.
+    /// True while another thread writes all lines in `waiting`: the log's thread then takes none.
     ending: bool,
-    /// Lines lost since the last one that was written.
+    /// Number of lines that were lost since the last one that was written.
     lost: u64,
     format: LogFormat,
 }
@@ -50,7 +50,7 @@ impl Lines {
         Self { state: Mutex::new(state), filled: Condvar::new(), drained: Condvar::new() }
     }
 
-    /// Sets the format in which the count of lost lines is written.
+    /// Sets the format of the line about lost lines.
     pub(super) fn set_format(&self, format: LogFormat) {
         self.state().format = format;
     }
@@ -59,7 +59,7 @@ impl Lines {
         self.state().format
     }
 
-    /// Puts a line, with its end, into the queue. Never waits for standard error.
+    /// Puts a line, with its line end, into the queue. Never waits for standard error.
     pub(super) fn push(&self, line: Vec<u8>) {
         let mut state = self.state();
         if state.bytes.saturating_add(line.len()) > BYTES_MAX {
@@ -72,21 +72,22 @@ impl Lines {
         self.filled.notify_one();
     }
 
-    /// Waits until every line has been written or lost, at most for this long.
+    /// Waits until every line was written or lost, `at_most` this long.
     pub(super) fn finish(&self, at_most: Duration) {
         let busy = |state: &mut State| state.writing || !state.waiting.is_empty();
         let _ = self.drained.wait_timeout_while(self.state(), at_most, busy);
     }
 
-    /// Writes every line that waits, on this thread, behind the one that the log's thread is
-    /// writing. Waits for that one at most for this long.
+    /// Writes all lines of the queue, on this thread. First waits, `at_most` this long, until the
+    /// log's thread has written its present line.
     pub(super) fn write_rest(&self, out: &mut impl Write, at_most: Duration) {
         let mut state = self.state();
         state.ending = true;
         let writing = |state: &mut State| state.writing;
         let waited = self.drained.wait_timeout_while(state, at_most, writing);
         let (mut state, waited) = waited.unwrap_or_else(PoisonError::into_inner);
-        // After a timeout the log's thread still writes a line: two writers would mix their bytes.
+        // After a timeout the log's thread is still writing a line: two writers would mix their
+        // bytes.
         if !waited.timed_out() {
             state.bytes = 0;
             let lines = std::mem::take(&mut state.waiting);
@@ -101,9 +102,9 @@ impl Lines {
         self.filled.notify_one();
     }
 
-    /// Writes every line that comes, for ever.
+    /// Writes every line that is pushed, for ever.
     pub(super) fn write_to(&self, out: &mut impl Write) -> ! {
-        // A write that failed half-way has left a line without its end.
+        // True if a write failed half-way, and standard error has a line without its end.
         let mut torn = false;
         loop {
             let (line, lost, format) = self.take();
@@ -119,7 +120,8 @@ impl Lines {
         }
     }
 
-    /// Waits for a line and takes it, with the count of those lost before it.
+    /// Waits for a line and takes it. Returns it with the number of lines that were lost before it,
+    /// and the format.
     fn take(&self) -> (Vec<u8>, u64, LogFormat) {
         let mut state = self.state();
         loop {
@@ -133,7 +135,7 @@ impl Lines {
         }
     }
 
-    /// The line that was taken has been written, or this many are lost with it.
+    /// Marks the taken line as written. `lost`: the number of lines that were lost with it.
     fn end(&self, lost: u64) {
         let mut state = self.state();
         state.writing = false;
@@ -148,7 +150,7 @@ impl Lines {
     }
 }
 
-/// The line that says how many were lost, if any was.
+/// Formats the line that says how many lines were lost; empty if none was.
 fn lost_lines(lost: u64, format: LogFormat) -> Vec<u8> {
     if lost == 0 {
         return Vec::new();
@@ -157,7 +159,7 @@ fn lost_lines(lost: u64, format: LogFormat) -> Vec<u8> {
     super::warning(format, &told).into_bytes()
 }
 
-/// Writes until nothing is left or a write fails; returns how many bytes were written.
+/// Writes until all is written or a write fails; returns the number of bytes that were written.
 fn write_whole(out: &mut impl Write, text: &[u8]) -> usize {
     let mut taken = 0;
     while taken < text.len() {
@@ -171,25 +173,26 @@ fn write_whole(out: &mut impl Write, text: &[u8]) -> usize {
     taken
 }
 
-/// Standard error, also where its open file description has `O_NONBLOCK`.
+/// Standard error. Works also if its open file description has `O_NONBLOCK`, which another process
+/// may set.
 #[derive(Debug, Default)]
 pub(super) struct Stderr {
-    /// Waits no longer than this for standard error to take more.
+    /// The longest wait until standard error accepts more bytes; `None`: for ever.
     at_most: Option<Timespec>,
 }
 
 impl Stderr {
-    /// Fails with `TimedOut` if standard error takes nothing for this long.
+    /// Makes a writer that fails with `TimedOut` if standard error accepts nothing for this long.
     pub(super) fn patient(at_most: Duration) -> Self {
         Self { at_most: Timespec::try_from(at_most).ok() }
     }
 
-    /// Waits until standard error takes something.
+    /// Waits until standard error is writable.
     fn wait(&self) -> io::Result<()> {
         let stderr = rustix::stdio::stderr();
         match poll(&mut [PollFd::new(&stderr, PollFlags::OUT)], self.at_most.as_ref()) {
             Ok(0) => Err(io::ErrorKind::TimedOut.into()),
-            // If `poll` fails, the write that follows reports the error.
+            // An error of `poll` is ignored: the next write reports it.
             _ => Ok(()),
         }
     }
@@ -197,7 +200,7 @@ impl Stderr {
 
 impl Write for Stderr {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        // Bytes that a writable pipe takes without blocking.
+        // `PIPE_BUF`: a pipe that is writable accepts so many bytes without blocking.
         const PIECE: usize = 4096;
         let mut piece = bytes;
         if self.at_most.is_some() {

@@ -10,19 +10,20 @@ use std::mem::MaybeUninit;
 use std::os::unix::ffi::OsStrExt;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 
-/// Messages that wait for a manager that does not read: one for each of very many devices.
+/// Messages that may wait for a manager that does not read: enough for one for each of very many
+/// devices.
 const MESSAGES_MAX: usize = 16384;
 
-/// A message, the descriptor that goes with it, and who waits until it is sent.
+/// A message, a descriptor to send with it, and a sender to notify when the message is sent.
 type Message = (String, Option<OwnedFd>, Option<SyncSender<()>>);
 
-/// A service manager that listens.
+/// The connection to the service manager: the queue of the thread that sends.
 #[derive(Debug)]
 pub(super) struct Manager(SyncSender<Message>);
 
 impl Manager {
-    /// Connects to the manager's socket: a path, or `@` and an abstract name. `None`, and a line
-    /// in the log, if that fails. Nothing is sent before the other end of `hears` is dropped.
+    /// Connects to the manager's socket: a path, or `@` and an abstract name. Nothing is sent while
+    /// the other end of `hears` lives. `None`: connecting failed, and that was logged.
     pub(super) fn connect(path: &OsStr, hears: Receiver<()>) -> Option<Self> {
         let bytes = path.as_bytes();
         let address = match bytes.strip_prefix(b"@") {
@@ -53,14 +54,14 @@ impl Manager {
         Some(Self(sender))
     }
 
-    /// Sends a message, after those before it. Never waits.
+    /// Queues a message. Never waits.
     pub(super) fn tell(&self, text: String, descriptor: Option<OwnedFd>) {
         if self.0.try_send((text, descriptor, None)).is_err() {
             tracing::warn!("the service manager does not read its socket; notification dropped");
         }
     }
 
-    /// Sends a message as [`Self::tell`] does, and waits until it is sent, at most [`NOTIFY_LAST`].
+    /// Queues a message, and waits until it is sent, at most [`NOTIFY_LAST`].
     pub(super) fn tell_at_once(&self, text: String) {
         let (sent, is_sent) = sync_channel(1);
         let _ =

@@ -1,11 +1,12 @@
-//! Sockets that the service manager hands in, by name, and those that it keeps for the next
-//! process.
+//! Listening sockets: those that the service manager passes to this process, and those that it
+//! keeps for the next process.
 //!
-//! A socket that listens is given to the manager under `s.DEVICE.ID` (`c.KEY.ID` for a control
-//! socket), where `ID` is device and inode of its name. The next process takes the socket if its
-//! path still has that identity and the rights that the configuration says: clients that connect
-//! in between wait in the backlog. Any other socket is for the device or control socket whose name
-//! it bears (`FileDescriptorName=`), or whose path it is bound to; the manager removes its path.
+//! The manager gets each listening socket under the name `s.DEVICE.ID` (`c.KEY.ID` for a control
+//! socket), where `ID` is the device and inode number of the socket's path. The next process adopts
+//! the socket if its path still leads to that file, with the owner and mode in the configuration.
+//! Clients that connect meanwhile wait in the backlog. A socket under another name (from a systemd
+//! socket unit) belongs to the device or control socket that its name (`FileDescriptorName=`) or
+//! its path matches; the manager removes its path.
 
 use super::{Service, identity};
 use crate::times::SOCKETS_REMOVE;
@@ -19,34 +20,34 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, MutexGuard, PoisonError};
 
-/// The number of the first socket (sd_listen_fds(3)).
+/// The number of the first passed descriptor (sd_listen_fds(3)).
 const FIRST: i32 = 3;
 
-/// A socket that was handed in.
+/// A socket that the manager, or a former process, passed to this process.
 #[derive(Debug)]
 pub(super) struct Handed {
     name: String,
     socket: OwnedFd,
-    /// The path of its name, if the process before this one handed over the file of the name.
+    /// The present path of the socket, if the former process passed an `O_PATH` descriptor of it.
     path: Option<PathBuf>,
 }
 
-/// A socket that listens, as one process hands it to the next.
+/// A listening socket, as one process passes it to the next.
 #[derive(Debug)]
 pub struct HandedSocket {
-    /// The address, as the configuration names it.
+    /// The name under which the manager keeps the socket.
     pub name: String,
     /// The socket.
     pub socket: OwnedFd,
-    /// The file that is its name, opened as a path alone.
+    /// The socket's path, opened with `O_PATH`.
     pub file: Option<OwnedFd>,
 }
 
-/// A socket of which this process keeps a copy.
+/// A socket at which this process listens: a copy, and its path.
 #[derive(Debug)]
 pub(super) struct Listening {
     socket: OwnedFd,
-    /// `None`: the name in the file system is another process's.
+    /// `None`: another process created the path, and removes it.
     path: Option<PathBuf>,
 }
 
@@ -75,7 +76,7 @@ impl Whose<'_> {
     }
 }
 
-/// Adopts the sockets that were handed in to this process, except those in `named`.
+/// Adopts the sockets that the manager passed to this process, except those in `named`.
 pub(super) fn handed(named: &[i32]) -> Vec<Handed> {
     let is_ours = super::number("LISTEN_PID") == Some(std::process::id().into());
     let count = super::number("LISTEN_FDS").filter(|_| is_ours);
@@ -100,7 +101,7 @@ pub(super) fn handed(named: &[i32]) -> Vec<Handed> {
     handed
 }
 
-/// A socket that this process listens at. When this is dropped, the manager forgets the socket,
+/// Registration of a listening socket with the manager. Dropping it has the manager close its copy,
 /// unless the process is about to end.
 #[derive(Debug)]
 pub struct Kept {
@@ -122,13 +123,13 @@ impl Service {
         self.handed.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// True if a socket was handed in that fits this path.
+    /// True if a passed socket fits this path.
     pub fn has(&self, whose: Whose<'_>, path: &Path, permissions: SocketPermissions) -> bool {
         self.handed().iter().any(|handed| handed.is_for(whose, path, permissions))
     }
 
-    /// Listens at a path: with the socket that was handed in for it, or with a new one. This is
-    /// done on another thread, since the folder can be on a host that does not answer.
+    /// Listens at a path: on the passed socket that fits, or on a new one. Another thread does
+    /// this, since the folder may be on a host that does not answer.
     ///
     /// # Errors
     /// [`ListenError`].
@@ -144,7 +145,7 @@ impl Service {
         Listener::bind_aside(whose.name(), path, permissions).await
     }
 
-    /// The socket that was handed in for a path, if there is one.
+    /// Takes the passed socket that fits a path, if there is one.
     pub async fn take(
         self: &Arc<Self>,
         whose: Whose<'_>,
@@ -185,7 +186,8 @@ impl Service {
         Some(adopted)
     }
 
-    /// Logs how many sockets that were handed in this process listens at since it last said so.
+    /// Logs the number of passed sockets at which this process has begun to listen since the last
+    /// such line.
     pub(super) fn log_taken_over(&self) {
         match self.taken_over.swap(0, Ordering::Relaxed) {
             0 => {}
@@ -194,11 +196,12 @@ impl Service {
         }
     }
 
-    /// Has the manager keep a socket, whose name stays when the process ends.
+    /// Has the manager keep a copy of a socket, whose path then stays when the process ends.
+    /// `None`: there is no manager that keeps sockets, or this failed.
     pub fn keep(self: &Arc<Self>, whose: Whose<'_>, listener: &mut Listener) -> Option<Kept> {
         let name = match listener.identity() {
             Some((device, inode)) => format!("{}{device:x}-{inode:x}", whose.kept()),
-            // The manager created the socket and its path.
+            // A socket unit of the manager created the socket and its path.
             None => whose.name().to_owned(),
         };
         let unkept = |error: &std::io::Error| {
@@ -220,12 +223,11 @@ impl Service {
         self.listening.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes sockets over that another process has handed in, under the names of
-    /// [`Self::listening`].
+    /// Adopts sockets that another process passed, under the names of [`Self::listening`].
     pub async fn hand_in(&self, sockets: Vec<HandedSocket>) {
         let (sockets, files): (Vec<_>, Vec<_>) =
             sockets.into_iter().map(|handed| ((handed.name, handed.socket), handed.file)).unzip();
-        // The path may have changed since: /proc shows the present path of a file.
+        // The file may have been renamed since: /proc shows its present path.
         let path = |file: Option<OwnedFd>| file.and_then(|file| crate::fds::path_of(&file));
         let paths = aside(move || files.into_iter().map(path).collect::<Vec<_>>());
         let paths = tokio::time::timeout(SOCKETS_REMOVE, paths).await.ok().flatten();
@@ -234,8 +236,8 @@ impl Service {
         self.handed().extend(sockets.into_iter().zip(paths).map(handed));
     }
 
-    /// Copies of all sockets that listen, for another process, with their names, and with their
-    /// files as long as the host answers at once.
+    /// Returns copies of all listening sockets for another process, with their names. The `O_PATH`
+    /// descriptors of their paths are included if the host opens them at once.
     pub async fn listening(&self) -> std::io::Result<Vec<HandedSocket>> {
         let copies: Vec<_> = {
             let listening = self.lock_listening();
@@ -262,8 +264,8 @@ impl Service {
         }
     }
 
-    /// Sets aside every socket that was handed in and that no device of the configuration (`all`)
-    /// can have: `remove_unused` closes it later.
+    /// Sets aside each passed socket that fits no device and no control socket of the configuration
+    /// (`all`): `remove_unused` closes it later.
     pub fn retain<'a>(&self, all: impl Iterator<Item = (Whose<'a>, PathBuf, SocketPermissions)>) {
         let mut handed = self.handed();
         let mut wanted = HashSet::new();
@@ -289,8 +291,8 @@ impl Service {
         self.unused.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Closes the handed-in sockets that are not used here, and removes their names: a client that
-    /// connects would never be served, since the process that handed them in serves no more.
+    /// Closes the passed sockets that are not used, and removes their paths: a client that connects
+    /// there would never be served, since the process that passed them has ended.
     pub(super) async fn remove_unused(&self) {
         let unused = std::mem::take(&mut *self.unused());
         if unused.is_empty() {
@@ -311,8 +313,8 @@ impl Service {
 }
 
 impl Handed {
-    /// Removes the socket's name, and returns the path. Only a name that is still this socket's,
-    /// and that an earlier process of this program has created, is removed. May block.
+    /// Removes the socket's path, and returns it. `None`: the path now leads to another file, or no
+    /// earlier process of this program created it. May block.
     fn remove(&self) -> Option<PathBuf> {
         let (_, id) = self.name.rsplit_once('.')?;
         let (device, inode) = id.split_once('-')?;
@@ -328,8 +330,8 @@ impl Handed {
             || self.is_bound_to(path)
     }
 
-    /// True if an earlier process has listened here, under the name and with the rights that the
-    /// configuration has now.
+    /// True if an earlier process of this program listened here with this socket: its name, owner
+    /// and mode are as the configuration says now.
     fn is_kept_for(&self, whose: Whose<'_>, path: &Path, permissions: SocketPermissions) -> bool {
         let Some(id) = self.name.strip_prefix(&whose.kept()) else { return false };
         let Some((found, (device, inode))) = identity(path) else { return false };
@@ -341,7 +343,7 @@ impl Handed {
             && is(mode, found.mode() & 0o7777)
     }
 
-    /// True if the socket was bound to this path by its path.
+    /// True if the socket was bound to exactly this path.
     fn is_bound_to(&self, path: &Path) -> bool {
         let address = rustix::net::getsockname(&self.socket);
         let address = address.ok().and_then(|any| rustix::net::SocketAddrUnix::try_from(any).ok());

@@ -1,17 +1,18 @@
-//! The watchdog: a message to the manager, only while every worker goes on or sleeps.
+//! The watchdog: sends the service manager a message, as long as every worker progresses or sleeps.
 
 use super::Service;
 use manyring_engine::{Pool, Pulse};
 use std::sync::Arc;
 
-/// Number of looks at the workers within the manager's limit.
+/// Number of checks of the workers within the manager's time limit.
 const LOOKS: u32 = 4;
 
-/// Feeds the watchdog for ever, from the control thread: if that thread hangs, no message is sent.
+/// Sends the watchdog's messages for ever, on the control thread: if that thread hangs, no message
+/// is sent.
 ///
-/// A look finds a worker that is still in the same round as at the look before, and sends no
-/// message then. If the worker has gone on at the next look, nothing happens; else the manager
-/// restarts the process.
+/// A check that finds a worker in the same round as the check before sends no message. If the
+/// worker has progressed by the next check, nothing happens; else the manager's time limit passes,
+/// and the manager restarts the process.
 pub async fn feed(service: &Service, pool: &Arc<Pool>) {
     let Some(limit) = service.watchdog else { return std::future::pending().await };
     let mut before = Vec::new();
@@ -30,7 +31,7 @@ pub async fn feed(service: &Service, pool: &Arc<Pool>) {
     }
 }
 
-/// A worker that has neither gone on between two looks nor sleeps.
+/// Returns a worker that neither progressed between two checks nor sleeps.
 fn hanging(before: &[Pulse], now: &[Pulse]) -> Option<Pulse> {
     let hangs = |now: &&Pulse| before.iter().any(|before| now.hangs_since(before));
     now.iter().find(hangs).copied()
