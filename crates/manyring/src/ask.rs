@@ -89,7 +89,7 @@ pub(crate) async fn reload(args: &ReloadArgs) -> Result<(), Failure> {
     print(&told("configuration", &done))
 }
 
-/// The text for the user: a line for each step of a change.
+/// Formats the steps of a change for the user, one line each.
 fn told(what: &str, done: &Done) -> String {
     if done.steps.is_empty() {
         return format!("{what}: nothing to change\n");
@@ -150,8 +150,8 @@ async fn change(
 ) -> Result<Value, String> {
     check_name(device)?;
     let path = format!("/v1/devices/{device}");
-    // A quick request first: if the daemon does not answer at all, this fails soon, and not only
-    // after the long timeout of the change.
+    // Ask a quick question first: if the daemon does not answer at all, the command fails soon, and
+    // not only after the long timeout of the change.
     let _: Value = look(control, &path).await?;
     client::change(control, (Method::POST, &format!("{path}/{what}")), body, host).await
 }

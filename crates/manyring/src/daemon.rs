@@ -29,8 +29,9 @@ pub(crate) fn runtime() -> Result<Runtime, String> {
         .map_err(|error| format!("cannot start: {error}"))
 }
 
-/// Handles signals, for ever: SIGHUP reads the configuration file again, SIGUSR2 starts the daemon
-/// that takes over from this one. `asks` has both, in this order; `None`: there is no file.
+/// Handles two signals, for ever: SIGHUP (reads the configuration file again) and SIGUSR2 (starts
+/// the daemon that takes over from this one). `asks` has both, in this order; `None`: there is no
+/// configuration file.
 async fn obey_signals(
     asks: Option<[tokio::signal::unix::Signal; 2]>,
     state: state::State,
@@ -70,13 +71,14 @@ async fn obey_signals(
                 service.ready(&format!("reloading the configuration failed: {error}"));
             }
         }
-        // Parsing a plan takes far more memory than the plan itself: return it to the host.
+        // Parsing takes far more memory than the plan itself: return the free memory to the host.
         let _ = manyring_engine::aside(manyring_backend::sys::heap::give_back).await;
     }
 }
 
 /// Opens the devices of the plan. With `takeover`, first gets sockets, images and sessions from the
-/// daemon at that control socket, which waits for this one unless it has died.
+/// daemon at that control socket. That daemon waits until [`processes::Handoff::accept`], unless it
+/// has died.
 async fn open(
     plan: &Plan,
     service: &Arc<service::Service>,
@@ -85,8 +87,8 @@ async fn open(
     let pool = devices::pool(plan);
     let mut handoff = match takeover {
         Some(control) => {
-            // `has_ring` starts the first worker and its io_uring, which is slow. Guests wait from
-            // the request for the takeover on, so the worker starts before that request.
+            // `has_ring` starts the first worker and its io_uring, which is slow. Guests pause from
+            // the takeover request on, so do this before that request.
             let _ = pool.has_ring();
             processes::Handoff::of(&control, devices::process_arguments(&plan.daemon)).await?
         }
@@ -107,7 +109,8 @@ async fn open(
     Ok((manager, before))
 }
 
-/// Waits for a signal that ends the daemon, then tells the manager of devices to stop.
+/// Waits for a signal that ends the daemon, then tells the device manager to stop. Never returns:
+/// the caller's `select` waits for the device manager's end.
 async fn stops(ends: &mut signals::Ends, service: &service::Service, stop: &watch::Sender<bool>) {
     let signal = ends.next().await;
     tracing::info!(signal, "stopping");
@@ -138,24 +141,27 @@ pub(crate) struct RunFrom {
 /// # Errors
 /// [`Failure::Refused`]: one line that says what cannot be opened, or why serving ended.
 pub(crate) fn serve(plan: &Plan, run: Option<RunFrom>) -> Result<(), Failure> {
-    // A takeover receives many file descriptors, so the limit is raised before.
+    // Raise the limit first: a takeover receives many file descriptors.
     fds::raise_limit();
     let runtime = runtime()?;
     let (file, takeover) = run.map(|run| (run.config, run.takeover)).unzip();
     let served = runtime.block_on(async {
         let asks = signals::outlive(file.is_some())?;
-        // Opening disks may block: until then, SIGTERM has its default action and ends the process.
+        // Opening disks may block. SIGTERM is handled only after that, so that until then its
+        // default action ends the process.
         let service = service::Service::from_environment(&plan.named_fds());
         let (mut manager, before) = open(plan, &service, takeover.flatten()).await?;
-        // From here on guests connect, whose memory may be truncated while it is used.
+        // Catch SIGBUS from here on: guests connect, and may truncate their memory while this
+        // process uses it.
         manyring_memory::guard_memory();
         // From here on signals are handled, so that the sockets created below are unlinked.
         let mut ends = signals::Ends::new()?;
-        // A script may wait for the control socket and then read the log: write all lines before.
+        // Write all lines of the log before the control socket exists: a script may wait for that
+        // socket and then read the log.
         log::finish();
         let control = control::bind(&plan.daemon, &service).await?;
         let scraped = control::bind_metrics(&plan.daemon, before.is_some())?;
-        // The previous daemon ends in this step: it comes after all steps that can fail.
+        // In this step the previous daemon ends: so all steps that can fail come before.
         processes::Handoff::accept(before).await?;
         service.is_main().await;
         log::now_serves();
@@ -199,7 +205,7 @@ pub(crate) fn serve(plan: &Plan, run: Option<RunFrom>) -> Result<(), Failure> {
         close(manager.devices().take()).await;
         served.map_err(|error| error.to_string())
     });
-    // Do not wait for tasks that are blocked in a call of the host.
+    // Do not wait for tasks that are blocked in a system call.
     runtime.shutdown_background();
     for path in manyring_transport::vhost_user::names_left(NAMES_END) {
         let path = path.display();
@@ -208,8 +214,8 @@ pub(crate) fn serve(plan: &Plan, run: Option<RunFrom>) -> Result<(), Failure> {
     served.map_err(Failure::Refused)
 }
 
-/// Ends the workers. If a worker is blocked in a call of the host for [`WORKERS_END`], logs the
-/// device and does not wait for the worker.
+/// Ends the workers. If a worker is blocked in a system call for [`WORKERS_END`], logs its device
+/// and does not wait for the worker.
 async fn end_workers(pool: Arc<manyring_engine::Pool>) {
     let quit = manyring_engine::aside(move || pool.quit());
     if tokio::time::timeout(WORKERS_END, quit).await.is_err() {
@@ -218,14 +224,13 @@ async fn end_workers(pool: Arc<manyring_engine::Pool>) {
     }
 }
 
-/// Closes devices, for [`WORKERS_END`] at most: unmapping the memory of a memory disk may take
-/// long.
+/// Closes devices, in [`WORKERS_END`] at most: unmapping a disk in memory may take longer.
 async fn close(devices: Vec<model::Entry>) {
     let closed = manyring_engine::aside(move || drop(devices));
     let _ = tokio::time::timeout(WORKERS_END, closed).await;
 }
 
-/// The devices whose threads are blocked in calls of the host.
+/// The devices whose threads are blocked in system calls, as a text.
 fn held_devices() -> String {
     let held = manyring_engine::held().into_iter().map(|held| held.device);
     held.collect::<Vec<_>>().join(", ")

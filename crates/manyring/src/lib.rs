@@ -36,12 +36,12 @@ use std::process::ExitCode;
 /// Runs the program with its arguments, the first of which is its own name.
 #[must_use]
 pub fn run(arguments: Vec<OsString>) -> ExitCode {
-    // Before the first thread starts: the allocator's settings must hold for all threads, and
-    // entering the sandbox restricts only the calling thread and those that it starts later.
+    // Both calls must come before the first thread: the allocator's settings must hold for all
+    // threads, and the sandbox restricts only the calling thread and threads that it starts later.
     manyring_backend::sys::heap::bound();
     let sandboxed = device_process::sandbox::enter(&arguments);
     if log::open().is_err() {
-        // Without the log's thread nothing can be printed: the exit status is the only report.
+        // Nothing can be printed without the log's thread: the exit status is the only report.
         return ExitCode::FAILURE;
     }
     let status = match Cli::try_parse_from(only_capabilities(with_command(arguments))) {
@@ -65,8 +65,8 @@ fn with_command(mut arguments: Vec<OsString>) -> Vec<OsString> {
     arguments
 }
 
-/// Drops all other arguments if `--print-capabilities` is among them: a vhost-user back-end must
-/// then ignore every other option, also unknown ones (QEMU, "Backend program conventions").
+/// If `--print-capabilities` is among the arguments, drops all others: a vhost-user back-end must
+/// then ignore every other option, also an unknown one (QEMU, "Backend program conventions").
 fn only_capabilities(arguments: Vec<OsString>) -> Vec<OsString> {
     const ASKED: &str = "--print-capabilities";
     let is_asked = arguments.iter().skip(1).any(|argument| argument == ASKED);

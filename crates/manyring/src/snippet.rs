@@ -22,29 +22,30 @@ use std::path::{Path, PathBuf};
 struct Wanted {
     name: String,
     socket: PathBuf,
-    /// The daemon connects, so the VMM must listen.
+    /// True if the daemon connects to the VMM, which must listen.
     client: bool,
     /// Queues, or queue pairs of a network device.
     queues: usize,
     kind: Kind,
-    /// The QEMU that runs the line.
+    /// The version of QEMU for which the line is written.
     qemu: Version,
 }
 
-/// The facts that only devices of one kind have.
+/// Facts that depend on the kind of the device.
 #[derive(Clone, Copy, Debug)]
 enum Kind {
     Blk {
         queue_size: u16,
     },
     Net {
-        /// The guest's address; `None`: that of the interface, which this command does not open.
+        /// The guest's MAC address; `None`: the interface's address, which is unknown since this
+        /// command does not open the interface.
         mac: Option<MacAddress>,
         mtu: Option<u16>,
     },
 }
 
-/// The text for the VMM.
+/// Returns the text for the VMM that the command line names.
 pub(crate) fn text(args: &SnippetArgs) -> Result<String, String> {
     if args.vmm != Vmm::Qemu && args.qemu_version.is_some() {
         return Err("--qemu-version: only the line for qemu depends on it".to_owned());
@@ -107,8 +108,8 @@ fn of_blk(blk: &BlkPlan, args: &SnippetArgs) -> Result<Wanted, String> {
 
 fn of_net(net: &NetPlan, args: &SnippetArgs) -> Result<Wanted, String> {
     let (socket, client) = socket_of(&net.device)?;
-    // The address of a macvtap or an AF_XDP interface is not known here. Inherited descriptors may
-    // be queues of a macvtap too.
+    // `None` for a macvtap or an AF_XDP interface, whose address is not known here. Inherited
+    // descriptors may be queues of a macvtap, too.
     let made = (!net.port.kind().demands_mac).then(|| net.made_mac());
     Ok(Wanted {
         name: net.device.name.clone(),
@@ -143,7 +144,7 @@ fn at_most(option: &str, count: Option<usize>, most: usize) -> Result<Option<usi
     }
 }
 
-/// The path of a device's socket, and whether the daemon connects to it.
+/// Returns the path of a device's socket, and true if the daemon connects to it.
 fn socket_of(device: &DevicePlan) -> Result<(PathBuf, bool), String> {
     match &device.socket {
         SocketPlan::Listen { path, .. } => Ok((absolute(path)?, false)),
@@ -165,7 +166,7 @@ fn check_path(vmm: Vmm, path: &Path) -> Result<(), String> {
         Vmm::Uml => ":",
         Vmm::Libvirt | Vmm::Firecracker | Vmm::Helper => "",
     };
-    // Characters that would need quotes in a shell, XML or JSON are refused as well.
+    // Also refuse characters that would need quotes in a shell, XML or JSON.
     match text
         .chars()
         .find(|c| c.is_whitespace() || special.contains(*c) || "'\"\\&<>$`".contains(*c))
@@ -175,7 +176,7 @@ fn check_path(vmm: Vmm, path: &Path) -> Result<(), String> {
     }
 }
 
-/// An XML comment: which versions of libvirt and QEMU support `<reconnect>`.
+/// XML comment that says which versions of libvirt and QEMU support `<reconnect>`.
 const LIBVIRT_RECONNECT: &str = "\
     <!-- libvirt tells QEMU to connect again in the form that this QEMU knows. libvirt 11.3\n     \
     and newer: any QEMU; older ones (9.0 is Debian 12's): QEMU before 10.2. -->\n";
@@ -187,8 +188,8 @@ const LIBVIRT_MEMORY: &str = "<!-- in <domain> -->\n\
        <access mode='shared'/>\n\
      </memoryBacking>\n";
 
-/// XML comments about the socket's permissions and about reconnecting. They are needed because
-/// libvirt reports no error if QEMU cannot open the socket: it waits.
+/// Returns XML comments about the socket's permissions and about reconnecting. They are needed
+/// because libvirt reports no error if QEMU cannot open the socket: the domain hangs.
 fn libvirt_socket(wanted: &Wanted) -> String {
     if wanted.client {
         return String::new();

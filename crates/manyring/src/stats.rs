@@ -17,8 +17,8 @@ use std::path::Path;
 use std::time::Duration;
 use table::Before;
 
-/// One reading of a daemon: its devices, and its workers and stuck threads unless only one device
-/// was asked for.
+/// One reading of a daemon: its devices, and, unless the user asked for one device only, its
+/// workers and stuck threads.
 #[derive(Clone, Debug, Default, Serialize)]
 pub(crate) struct Shown {
     pub(crate) devices: Vec<DeviceInfo>,
@@ -89,7 +89,8 @@ fn render(
     text.map(|text| text + "\n").map_err(|error| error.to_string())
 }
 
-/// One table for all disks, and one for all network devices; none for a kind without devices.
+/// Returns a table of the disks and a table of the network devices; a kind without devices has no
+/// table.
 fn tables(devices: &[DeviceInfo], before: Before<'_>) -> String {
     let of = |is_net: bool| -> Vec<&DeviceInfo> {
         let is_such = |d: &&DeviceInfo| (d.kind == "net") == is_net;

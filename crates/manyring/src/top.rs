@@ -34,7 +34,7 @@ pub(crate) async fn show(args: &TopArgs) -> Result<(), Failure> {
         let other = "top: needs a terminal; `manyring stats --watch` writes lines instead";
         return Err(Failure::Wrong(other.to_owned()));
     }
-    // If the first answer is an error, it is printed as by any other command.
+    // An error of the first request is printed as by any other command.
     let first = fetch(&args.control, None).await?;
     let mut model = Model::new(args.control.display().to_string());
     model.take(Ok(first), Instant::now());
@@ -57,8 +57,8 @@ async fn watch(
     let (asking, mut answers) = channel(WAITING_MAX);
     let (pressing, mut events) = channel(WAITING_MAX);
     tokio::spawn(ask(args.control.clone(), Duration::from_secs(args.interval), asking));
-    // The thread is never joined: reading a terminal blocks until a key comes, so it ends with the
-    // process.
+    // The thread is never joined: it blocks in reading the terminal until a key comes, and ends
+    // with the process.
     std::thread::Builder::new().name("keys".to_owned()).spawn(move || read(&pressing))?;
     loop {
         terminal.draw(|frame| draw::draw(frame, &mut model))?;
@@ -80,8 +80,8 @@ async fn watch(
     }
 }
 
-/// The next event of the terminal. If the thread that reads them has ended, the terminal is closed:
-/// that is the error `UnexpectedEof`, and ends the program.
+/// Waits for the next event of the terminal. Returns `UnexpectedEof`, which ends the program, if
+/// the thread that reads events has ended because the terminal was closed.
 async fn next(events: &mut Receiver<std::io::Result<Event>>) -> std::io::Result<Event> {
     let gone = || Err(std::io::Error::from(std::io::ErrorKind::UnexpectedEof));
     events.recv().await.unwrap_or_else(gone)

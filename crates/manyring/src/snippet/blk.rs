@@ -9,7 +9,7 @@ use crate::cli::Vmm;
 /// The device ID of a block device (virtio 1.3 §5).
 const VIRTIO_ID_BLOCK: u32 = 2;
 
-/// The snippet for the VMM.
+/// Returns the snippet for this VMM.
 pub(super) fn text(vmm: Vmm, wanted: &Wanted, queue_size: u16) -> Result<String, String> {
     if wanted.client && vmm != Vmm::Qemu {
         return Err(cannot_listen(&wanted.name));

@@ -18,8 +18,8 @@ const CROSVM_QUEUE_SIZE: u16 = 256;
 /// a driver that has just turned them off for an XDP program.
 const OFFLOADS_KEPT: &str = ",ctrl_guest_offloads=off";
 
-/// The snippet for the VMM. Address and MTU are in it for VMMs that provide the configuration space
-/// themselves.
+/// Returns the snippet for this VMM. MAC address and MTU are in it if the VMM provides the config
+/// space itself.
 pub(super) fn text(
     vmm: Vmm,
     wanted: &Wanted,
@@ -43,7 +43,7 @@ pub(super) fn text(
     }
 }
 
-/// `before`, the value and `after`, if there is a value.
+/// Returns `before`, the value and `after` as one text; an empty text without a value.
 fn part<T: std::fmt::Display>(before: &str, value: Option<T>, after: &str) -> String {
     value.map(|value| format!("{before}{value}{after}")).unwrap_or_default()
 }

@@ -11,7 +11,8 @@ const OLDEST: Version = (5, 0);
 /// The first QEMU whose socket takes `reconnect-ms`. QEMU 10.2 removed the older `reconnect`.
 const MILLISECONDS: Version = (9, 2);
 
-/// The version of `--qemu-version`; without the option, the first version with `reconnect-ms`.
+/// Returns the version in `--qemu-version`; without the option, the first version with
+/// `reconnect-ms`.
 pub(super) fn version(args: &SnippetArgs) -> Result<Version, String> {
     let Some(text) = &args.qemu_version else { return Ok(MILLISECONDS) };
     let version = parse(text).ok_or_else(|| {
@@ -47,7 +48,7 @@ pub(super) fn machine(wanted: &Wanted, id: &str, server: &str) -> String {
 /// Parses one to four numbers with points between, like 11, 7.2, 7.2.22 or 9.1.50.
 fn parse(text: &str) -> Option<Version> {
     let number = |part: &str| {
-        // `parse` alone would accept a sign.
+        // `u32::parse` alone would accept a sign.
         let is_plain = !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_digit());
         if is_plain { part.parse::<u32>().ok() } else { None }
     };

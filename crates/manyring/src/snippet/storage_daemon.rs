@@ -4,7 +4,7 @@
 /// The kinds of storage for which there is a snippet.
 const KINDS: [&str; 3] = ["ceph", "qcow2", "s3"];
 
-/// The snippet for a disk in this kind of storage.
+/// Returns the snippet for a disk in this kind of storage.
 pub(super) fn text(kind: Option<&str>) -> Result<String, String> {
     let (what, server) = match kind {
         Some("ceph") => (
@@ -28,8 +28,8 @@ pub(super) fn text(kind: Option<&str>) -> Result<String, String> {
         ),
         _ => return Err(format!("DEVICE: is not one of {}", KINDS.join(", "))),
     };
-    // A completed write must not be in the server's memory alone: a server that is killed would
-    // lose the write, and the guest would not notice.
+    // A completed write must be on stable storage: if a killed server lost it, the guest would not
+    // notice.
     let keys = match kind {
         Some("s3") => "read_only = true\n",
         Some("qcow2") => "cache = \"writethrough\"\n",
@@ -61,7 +61,8 @@ pub(super) fn text(kind: Option<&str>) -> Result<String, String> {
     ))
 }
 
-/// The command line of qemu-storage-daemon with this block node, exported by the device's name.
+/// Returns the command line of qemu-storage-daemon with this block node, exported under the
+/// device's name.
 fn storage_daemon(node: &str) -> String {
     format!(
         "qemu-storage-daemon --blockdev {node} \\\n    \

@@ -27,7 +27,7 @@ const COLUMNS: [Column; 18] = [
     FLIGHT,
 ];
 
-/// The table. With an earlier reading `before`, counters are shown per second.
+/// Returns the table. With an earlier reading `before`, counters are shown per second.
 pub(super) fn table(devices: &[&DeviceInfo], before: Before<'_>) -> String {
     lines(COLUMNS, devices, before)
 }

@@ -28,8 +28,8 @@ const COLUMNS: [Column; 17] = [
 /// Prefix of the names of all counters of dropped packets.
 const DROPPED: &str = "dropped_";
 
-/// The table, and below it the causes of drops. With an earlier reading `before`, counters are
-/// shown per second.
+/// Returns the table, and below it the causes of drops. With an earlier reading `before`, counters
+/// are shown per second.
 pub(super) fn table(devices: &[&DeviceInfo], before: Before<'_>) -> String {
     let mut out = lines(COLUMNS, devices, before);
     for device in devices {
@@ -53,7 +53,8 @@ fn queue_name(seen: &Seen<'_>) -> String {
 
 fn per_packet(seen: &Seen<'_>, n: u64) -> String {
     match (seen.counted("packets"), seen.counted("bytes_passed")) {
-        // No packets yet, or the commands of a control queue, which have no size.
+        // There were no packets yet, or the queue is a control queue, whose commands are not
+        // counted in bytes.
         (0, _) | (_, 0) => "-".to_owned(),
         (packets, _) => format!("{:.0}", as_float(n) / as_float(packets)),
     }

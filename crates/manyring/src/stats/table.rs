@@ -14,7 +14,7 @@ pub(super) struct Column {
     cell: fn(&Seen<'_>) -> String,
     /// Text, aligned to the left.
     is_text: bool,
-    /// Shown per second where there is an interval.
+    /// True if the column is shown per second when there is an earlier reading.
     is_rate: bool,
 }
 
@@ -95,7 +95,7 @@ pub(super) fn us(ns: u64) -> String {
     format!("{:.1}", as_float(ns) / 1e3)
 }
 
-/// The queues of `device` that run or have run.
+/// Returns the queues of `device` that run or have run, each with its earlier reading.
 pub(crate) fn seen<'a>(
     device: &'a DeviceInfo,
     before: Before<'a>,
@@ -112,7 +112,8 @@ pub(crate) fn seen<'a>(
     })
 }
 
-/// A line for each queue, and one for a device whose queues have never run, in aligned columns.
+/// Returns aligned lines: the names of the columns, a line for each queue, and a line for each
+/// device whose queues have never run.
 pub(super) fn lines<const N: usize>(
     columns: [Column; N],
     devices: &[&DeviceInfo],
@@ -164,7 +165,7 @@ pub(crate) fn queue_of(
     buckets: &[(u64, u64)],
 ) -> QueueInfo {
     let summary = Summary { buckets: buckets.to_vec(), ..Summary::default() };
-    // As the daemon would say it: percentiles of these buckets.
+    // Computes the percentiles of these buckets, as the daemon would.
     let summary = summary.since(&Summary::default());
     let histograms = (!histogram.is_empty()).then(|| (histogram.to_owned(), summary));
     let counters = counters.iter().map(|(name, n)| ((*name).to_owned(), *n));

@@ -5,8 +5,8 @@ use manyring_config::plan::in_words;
 use manyring_control::snapshot::as_float;
 use manyring_serve::workers::{StuckInfo, WorkerInfo};
 
-/// A line for each worker that runs or has run. `before` is an earlier reading with the seconds
-/// since then: with it, the numbers are those of this interval.
+/// Returns a line for each worker that runs or has run. `before` is an earlier reading with the
+/// seconds since then: with it, the line shows the numbers of that interval.
 pub(super) fn table(workers: &[WorkerInfo], before: Option<(&[WorkerInfo], f64)>) -> String {
     let cpu = if before.is_some() { "CPU %" } else { "CPU s" };
     let sleeps = if before.is_some() { "SLEEPS/s" } else { "SLEEPS" };
@@ -39,7 +39,7 @@ pub(super) fn table(workers: &[WorkerInfo], before: Option<(&[WorkerInfo], f64)>
     align([false, true, true, false, false, false, false, false, false], &rows)
 }
 
-/// A line for each thread that is blocked in a call of the host, with the device that it serves.
+/// Returns a line for each thread that is blocked in a system call, with the device that it serves.
 pub(super) fn stuck(threads: &[StuckInfo]) -> String {
     let line = |stuck: &StuckInfo| {
         let device = if stuck.device.is_empty() { "several devices" } else { &stuck.device };

@@ -27,8 +27,8 @@ impl View {
         }
     }
 
-    /// Name and width of each column. The sum of the widths, with a space between two columns, is
-    /// 80 at most.
+    /// Names and widths of the columns. The widths, with a space between two columns, add up to 80
+    /// at most.
     pub(super) fn columns(self) -> &'static [(&'static str, u16)] {
         match self {
             Self::Devices => &[
@@ -117,7 +117,7 @@ impl Cell {
 /// A row of a table.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Row {
-    /// Identifies the row from one reading to the next, so that the chosen row stays chosen.
+    /// Identifies the row in the next reading, too, so that the chosen row stays chosen.
     pub(super) key: String,
     /// The device of the row; `None` for a worker.
     pub(super) device: Option<String>,
@@ -126,8 +126,8 @@ pub(super) struct Row {
     pub(super) is_bad: bool,
 }
 
-/// The rows of a table. With an earlier reading `before`, and the seconds since then, counters are
-/// shown per second.
+/// Returns the rows of a table. With an earlier reading `before`, and the seconds since then,
+/// counters are shown per second.
 pub(super) fn rows(view: View, now: &Shown, before: Option<(&Shown, f64)>) -> Vec<Row> {
     match view {
         View::Devices => now.devices.iter().map(|device| of_device(device, before)).collect(),
@@ -159,8 +159,8 @@ fn done(queue: &Seen<'_>) -> [f64; 3] {
     ]
 }
 
-/// The latency that is shown of a queue: of a disk, the time to serve a request; of a network
-/// device, the time until the worker sees a packet.
+/// The latency of a queue: for a disk, the time to serve a request; for a network device, the time
+/// until the worker sees a packet.
 fn took(queue: &Seen<'_>) -> Summary {
     queue.histogram(if queue.device.kind == "net" { "wait_ns" } else { "serve_ns" })
 }

@@ -1,4 +1,4 @@
-//! Draws a [`Model`] on a terminal of any size. From 80 columns on, nothing is cut.
+//! Draws a [`Model`] on a terminal of any size. On 80 columns or more, all columns are shown.
 
 use super::columns::{Cell, Row, View};
 use super::model::Model;
@@ -125,7 +125,8 @@ fn table(frame: &mut Frame<'_>, area: Rect, model: &Model, rows: &[Row]) {
     frame.render_stateful_widget(table, area, &mut state);
 }
 
-/// The columns that fit a terminal of this width. No column is cut: a cut number would be wrong.
+/// Returns the columns that fit a terminal of this width as a whole: a number of which digits are
+/// cut would be wrong.
 fn whole(columns: &'static [(&'static str, u16)], width: u16) -> &'static [(&'static str, u16)] {
     let mut used = 0;
     let fits = columns.iter().take_while(|(_, width_of_column)| {

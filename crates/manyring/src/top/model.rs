@@ -1,4 +1,5 @@
-//! The contents of the screen, and the effect of each key on them. Nothing here knows a terminal.
+//! The contents of the screen, and the effect of each key on them. This module does not use the
+//! terminal.
 
 use super::columns::{Row, View, losses, rows};
 use super::units::{rate, size};
@@ -11,7 +12,7 @@ use tokio::time::Instant;
 /// Characters of a filter at most.
 const FILTER_MAX: usize = 40;
 
-/// A key's effect on the whole program: it goes on, or it ends.
+/// A key's effect on the program: continue, or end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Wish {
     Stay,
@@ -27,7 +28,7 @@ pub(super) struct Model {
     sort: [usize; 3],
     reversed: bool,
     pub(super) filter: String,
-    /// The user types a filter: keys are appended to it.
+    /// True while the user types a filter: keys are appended to it.
     pub(super) is_typing: bool,
     pub(super) is_paused: bool,
     pub(super) is_help: bool,
@@ -37,7 +38,7 @@ pub(super) struct Model {
     pub(super) page: usize,
     now: Option<(Shown, Instant)>,
     before: Option<(Shown, Instant)>,
-    /// Why the daemon did not answer the last time; `None`: it did.
+    /// The error of the last request to the daemon; `None`: the daemon answered.
     pub(super) problem: Option<String>,
 }
 
@@ -60,8 +61,8 @@ impl Model {
         }
     }
 
-    /// Handles an answer of the daemon, or the error in its place. While the display is paused, the
-    /// numbers stay as they are.
+    /// Takes an answer of the daemon, or the error. While the display is paused, the numbers are
+    /// not replaced.
     pub(super) fn take(&mut self, answer: Result<Shown, String>, at: Instant) {
         match answer {
             Err(problem) => self.problem = Some(problem),
@@ -136,8 +137,8 @@ impl Model {
         )
     }
 
-    /// The line of the alarm: the daemon does not answer, else the first thread that is stuck;
-    /// `None`: neither.
+    /// Returns the alarm line: the daemon does not answer, or a thread is stuck (the first one is
+    /// named); `None`: neither.
     pub(super) fn alarm(&self) -> Option<String> {
         if let Some(problem) = &self.problem {
             return Some(problem.clone());

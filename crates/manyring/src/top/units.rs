@@ -18,12 +18,12 @@ pub(super) fn size(bytes: f64) -> String {
     scaled(bytes, 1024.0, &["B", "KiB", "MiB", "GiB", "TiB", "PiB"])
 }
 
-/// A number with the smallest unit of `units` in which it has at most three digits before the
-/// point; without a unit, up to four digits. Numbers in the first unit have no fraction.
+/// Formats a number with the smallest unit of `units` in which it has at most three digits before
+/// the point; without a unit, up to four digits. Numbers in the first unit have no fraction.
 fn scaled(value: f64, step: f64, units: &[&str]) -> String {
     let mut value = value.max(0.0);
     let mut unit = 0;
-    // Where the first unit is empty, four digits fit the place of three digits and a unit.
+    // If the first unit is empty, four digits fit the space of three digits and a unit.
     let most = if units[0].is_empty() { 9999.5 } else { 999.5 };
     while value >= if unit == 0 { most } else { 999.5 } && unit + 1 < units.len() {
         value /= step;

@@ -1,4 +1,4 @@
-//! Whole screens, each compared with a picture: every line of text, and below it every stretch of
+//! Compares whole screens with pictures in files: every line of text, and below it every stretch of
 //! a line that is not plain. A change of what `manyring top` shows changes the files in `pictures`.
 
 use super::tests::{disk, model, network, press, three, type_in};
@@ -10,7 +10,8 @@ use ratatui::crossterm::event::KeyCode;
 use std::fmt::Write as _;
 use std::path::Path;
 
-/// The text of a screen, and then `line: first..last style` of what is not plain.
+/// Returns the text of a screen, and below it `line: first..last style` for each stretch that is
+/// not plain.
 fn picture(buffer: &Buffer) -> String {
     let (width, height) = (buffer.area.width, buffer.area.height);
     let (mut text, mut styles) = (String::new(), String::new());
@@ -33,8 +34,9 @@ fn picture(buffer: &Buffer) -> String {
     format!("{text}{}\n{styles}", "=".repeat(usize::from(width)))
 }
 
-/// Draws a model on a screen of this size, and compares what is on it with the picture of this
-/// name. With `MANYRING_PICTURES=write` it is made the picture first: look at what differs then.
+/// Draws a model on a screen of this size, and compares the screen with the picture `name`. With
+/// `MANYRING_PICTURES=write` the screen first becomes the picture; then review the change of the
+/// file.
 fn shows(model: &mut Model, width: u16, height: u16, name: &str) {
     let mut terminal = Terminal::new(TestBackend::new(width, height)).unwrap();
     terminal.draw(|frame| draw(frame, model)).unwrap();
