@@ -1,7 +1,7 @@
-//! A running queue without a worker, whose instructions the bench `turn` counts.
+//! A running queue without a worker, whose instructions the benchmark `turn` counts.
 //!
-//! The bench takes the place of a worker: it makes the same calls in the same order as
-//! `worker/mod.rs` does. The queue, its handler and its disk or port are those of the daemon.
+//! The benchmark makes the same calls in the same order as the worker does (`worker/mod.rs`). The
+//! queue, its handler and its disk or port are those of the daemon.
 
 use crate::StartError;
 use crate::blk::blkif::{Attachment, XenBlkDevice, XenBlkOptions};
@@ -23,14 +23,15 @@ use manyring_wire::net::{FRAME_SIZE_MAX, Offloads};
 use rustix::io::Errno;
 use std::sync::Arc;
 
-/// The slot that the queue would have in a worker, and the generation of that slot.
+/// Slot and generation that the queue would have in a worker.
 const SLOT: (u32, u32) = (0, 0);
 /// Time between two turns.
 const TURN_NS: u64 = 1000;
 /// The start of the simulated time, later than any value of this machine's clock. A block queue
 /// reads the real clock when requests complete, so every request seems to take 0 ns, in every run.
 const EPOCH_NS: u64 = 1 << 62;
-/// Longest frame that the guest of a receiveq expects: an MTU of 1500, Ethernet header, VLAN tag.
+/// Longest frame that the guest of a receiveq expects: an MTU of 1500, Ethernet header and VLAN
+/// tag.
 const ROOM_SIZE: usize = 1500 + 18;
 
 /// A running queue that no worker owns. Its time is simulated.
@@ -43,10 +44,10 @@ pub struct SoloRunning {
 }
 
 impl SoloRunning {
-    /// A queue of a block device on `disk`, which completes its requests as they are submitted.
+    /// Makes a queue of a block device on `disk`, which must complete requests in `submit`.
     ///
     /// # Errors
-    /// The error of the disk, which cannot open a queue, or that of epoll.
+    /// The disk cannot open a queue, or epoll fails.
     pub fn blk(activation: Activation, disk: Arc<dyn Disk>) -> Result<Self, StartError> {
         let (size, memory) = (activation.queue.size(), activation.queue.memory().clone());
         let options = BlkOptions {
@@ -57,39 +58,37 @@ impl SoloRunning {
             ..BlkOptions::default()
         };
         let disk_queue = disk.open_queue(false)?;
-        // The pool starts no thread before a queue is started in it.
+        // No thread runs: the pool starts one only with a queue.
         let device = BlkDevice::new(options, disk, Pool::new(PoolOptions::default()));
         let handler = device.solo(disk_queue, memory);
         Self::new(activation, handler, QueueClass::Blk)
     }
 
-    /// A queue of a Xen disk, with the grants, rings and limits that a disk has by default.
+    /// Makes a queue of a Xen disk, with the default grants, rings and limits.
     ///
     /// # Errors
-    /// The error of mapping the ring, or of opening a queue of the disk.
+    /// The ring cannot be mapped, the disk cannot open a queue, or epoll fails.
     pub fn xen_blk(attachment: Attachment, disk: Arc<dyn Disk>) -> Result<Self, StartError> {
         let options = XenBlkOptions::new("solo", 1);
         let device = XenBlkDevice::new(options, disk, Pool::new(PoolOptions::default()));
         Self::of(device.solo(attachment)?)
     }
 
-    /// A transmitq that sends into pair 0 of `port`, for a guest that uses every offload.
+    /// Makes a transmitq that sends into pair 0 of `port`, for a guest that uses every offload.
     ///
     /// # Errors
-    /// The error of the port, which cannot open the half, or of the host, which has no epoll or
-    /// memory to give.
+    /// The port cannot open the transmit half, epoll fails, or no memory can be allocated.
     pub fn tx(activation: Activation, port: &dyn Port) -> Result<Self, StartError> {
         let half = port.open_tx(0)?;
         let tx = NetTx::new(half, rules(), port.taken()).map_err(no_memory)?;
         Self::new(activation, tx, QueueClass::Net)
     }
 
-    /// A receiveq that pair 0 of `port` fills, for a guest that merges buffers and takes no
-    /// offload.
+    /// Makes a receiveq of pair 0 of `port`, for a guest with mergeable buffers and without
+    /// offloads.
     ///
     /// # Errors
-    /// The error of the port, which cannot open the half, or of the host, which has no epoll or
-    /// memory to give.
+    /// The port cannot open the receive half, epoll fails, or no memory can be allocated.
     pub fn rx(activation: Activation, port: &dyn Port) -> Result<Self, StartError> {
         let half = port.open_rx(0)?;
         let rx = NetRx::new(half, rules(), true, activation.queue.size()).map_err(no_memory)?;
@@ -110,7 +109,7 @@ impl SoloRunning {
         Ok(Self { queue, wait, woken: Vec::new(), now_ns })
     }
 
-    /// Takes one turn of a hot queue. True if there was work.
+    /// Takes one turn of a hot queue. Returns true if there was work.
     #[inline]
     pub fn turn(&mut self) -> bool {
         self.now_ns += TURN_NS;
@@ -122,11 +121,12 @@ impl SoloRunning {
         self.wait.sleep(&mut self.woken, None);
     }
 
-    /// Serves one kick: its event, then turns until one finds nothing, and the request for the next
-    /// kick. False if the queue does not ask for a kick, because the ring has new work.
+    /// Serves one kick: handles its event, takes turns until one finds nothing, and asks the driver
+    /// for the next kick. Returns false if the ring has new work, so that the queue asks for no
+    /// kick.
     ///
-    /// The queue settles at once. A worker looks at the ring for some time first, but each further
-    /// look would only be a turn that finds nothing.
+    /// The queue settles at once. A worker would check the ring for some time first, but each
+    /// further check would only be a turn that finds nothing.
     #[inline]
     pub fn serve_kick(&mut self) -> bool {
         for event in self.woken.drain(..) {

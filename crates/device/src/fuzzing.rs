@@ -1,5 +1,4 @@
-//! Queues without a worker, for the fuzz targets `blk_request`, `net_tx`, `net_rx` and
-//! `ctrl_command`.
+//! Queues without a worker, for fuzz targets `blk_request`, `net_tx`, `net_rx` and `ctrl_command`.
 
 pub use crate::net::{SoloControl, SoloRx, SoloTx, passes};
 
@@ -12,7 +11,7 @@ use manyring_queue::DeviceQueue;
 use rustix::io::Errno;
 use std::sync::Arc;
 
-/// A queue of a block device without a worker: the caller takes its turns.
+/// A queue of a block device without a worker: the caller takes the turns.
 #[derive(Debug)]
 pub struct SoloQueue {
     queue: DeviceQueue,
@@ -21,10 +20,10 @@ pub struct SoloQueue {
 }
 
 impl SoloQueue {
-    /// Serves `queue` from `disk`, which completes its requests as they are submitted.
+    /// Serves `queue` from `disk`, which must complete requests in `submit`.
     ///
     /// # Errors
-    /// The error of the disk, which cannot open a queue.
+    /// The disk cannot open a queue.
     pub fn new(queue: DeviceQueue, disk: Arc<dyn Disk>, read_only: bool) -> Result<Self, Errno> {
         let options = BlkOptions {
             name: "solo".to_owned(),
@@ -35,13 +34,14 @@ impl SoloQueue {
             ..BlkOptions::default()
         };
         let disk_queue = disk.open_queue(false)?;
-        // The pool starts no thread before a queue is started in it.
+        // No thread runs: the pool starts one only with a queue.
         let device = BlkDevice::new(options, disk, Pool::new(PoolOptions::default()));
         let blk = device.solo(disk_queue, queue.memory().clone());
         Ok(Self { queue, blk, stats: QueueStats::default() })
     }
 
-    /// Pops a batch, serves it and returns it. The result is (popped, completed).
+    /// Pops a batch, serves it and returns it to the driver. Returns the numbers popped and
+    /// completed.
     pub fn turn(&mut self) -> (usize, usize) {
         let popped = self.blk.pop_and_submit(&mut self.queue, None, (0, usize::MAX));
         let mut completed = 0;

@@ -67,22 +67,23 @@ use tokio::sync::watch;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{len} bytes at offset {offset} of the config space are not writable")]
 pub struct ConfigError {
-    /// First byte.
+    /// Offset of the first byte of the write.
     pub offset: u32,
-    /// Bytes.
+    /// Length of the write in bytes.
     pub len: usize,
 }
 
 /// Why a queue cannot be started.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum StartError {
-    /// The driver's ring is wrong.
+    /// The ring that the driver set up is invalid.
     #[error("{0}")]
     Queue(#[from] QueueError),
-    /// The backend cannot open its queue or half.
+    /// The backend cannot open a queue of the disk, or a half of a queue pair of the port.
     #[error("the backend cannot open a queue: {0}")]
     Backend(Errno),
-    /// The pages of a Xen ring cannot be mapped, or no addresses are left for those of requests.
+    /// The pages of a Xen ring cannot be mapped, or the process has no addresses left for the pages
+    /// of requests.
     #[error("the queue's granted pages: {0}")]
     Grants(#[from] GrantError),
     /// The journal of a Xen ring cannot be mapped.
@@ -91,7 +92,7 @@ pub enum StartError {
     /// The journal's file system has no room for it, or refuses to extend it.
     #[error("no room for the journal of the ring: {0}")]
     JournalRoom(Errno),
-    /// Another process serves the image, or it cannot be locked; the log says which.
+    /// The image is locked by another process, or cannot be locked; the log says which.
     #[error("the image is not to be had")]
     Image,
     /// The workers are stopped, or none could be started.
@@ -100,7 +101,7 @@ pub enum StartError {
 }
 
 impl StartError {
-    /// True if the host lacks a resource that may be free later: a start may succeed then.
+    /// True if the host lacks a resource that may be free later: then a later start may succeed.
     #[must_use]
     pub fn is_shortage(&self) -> bool {
         match self {
@@ -126,13 +127,13 @@ pub fn is_shortage(errno: Errno) -> bool {
     SHORTAGES.contains(&errno)
 }
 
-/// A result that may take a while, for example until the kernel's network lock is free, or until a
+/// A future that may take long, for example until the kernel's network lock is free, or until a
 /// worker has carried out an order.
 pub type PendingResult<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
-/// Keeps the state of a driver for the device of another process that will serve this guest.
+/// Stores the settings of a driver for the process that will serve this guest next.
 pub trait StateJournal: Send + Sync + std::fmt::Debug {
-    /// Replaces the kept bytes by `bytes`, which [`Device::save`] has returned.
+    /// Replaces the stored bytes by `bytes`, which [`Device::save`] returned.
     fn keep_state(&self, bytes: Vec<u8>) -> PendingResult<'_, ()>;
 }
 
@@ -141,17 +142,17 @@ pub trait Device: Send + Sync + std::fmt::Debug {
     /// The device's name in the configuration.
     fn name(&self) -> &str;
 
-    /// Reports that a queue has found its port down or gone.
+    /// Called when a queue has found its port down or deleted.
     fn port_lost(&self) {}
 
-    /// Virtio device id (`VIRTIO_ID_*`).
+    /// The virtio device ID (`VIRTIO_ID_*`).
     fn virtio_id(&self) -> u32;
 
-    /// Virtio features offered.
+    /// The virtio features that the device offers.
     fn features(&self) -> u64;
 
-    /// Protocol features of vhost-user (`VHOST_USER_PROTOCOL_F_*`) that this device serves beside
-    /// those that a back-end has for every device.
+    /// The vhost-user protocol features (`VHOST_USER_PROTOCOL_F_*`) that this device serves beyond
+    /// those of every device.
     fn protocol_features(&self) -> u64 {
         0
     }
@@ -159,7 +160,7 @@ pub trait Device: Send + Sync + std::fmt::Debug {
     /// The most virtqueues of the device.
     fn queue_count(&self) -> usize;
 
-    /// Entries a virtqueue may have at most.
+    /// Most entries of a virtqueue.
     fn queue_size_max(&self) -> u16;
 
     /// Reads the config space; bytes past its end are zero.
@@ -168,22 +169,24 @@ pub trait Device: Send + Sync + std::fmt::Debug {
     /// Writes the config space.
     ///
     /// # Errors
-    /// [`ConfigError`] if a byte is not writable.
+    /// [`ConfigError`]: a byte is not writable.
     fn write_config(&self, offset: u32, bytes: &[u8]) -> Result<(), ConfigError>;
 
-    /// The driver has reset the device (status 0): fields of the config space that it has written
-    /// get their initial values. Rings, features and memory stay: the front-end changes these by
-    /// other calls.
+    /// Called when the driver has reset the device (status 0): sets the fields of the config space
+    /// that the driver wrote to their initial values. Rings, features and memory are not changed:
+    /// the front-end changes them by other calls.
     fn reset_config(&self) {}
 
-    /// Tells the device the driver's features, or 0 after a reset.
+    /// Sets the features that the driver negotiated; 0: it has reset the device.
     fn set_features(&self, features: u64) -> PendingResult<'_, ()>;
 
-    /// A value that changes with each change of the config space that the driver has not made.
+    /// Returns a receiver that is notified of each change of the config space that the driver did
+    /// not make itself.
     fn config_changes(&self) -> watch::Receiver<u64>;
 
-    /// True if packed rings of this device record in the ring itself where they must be resumed
-    /// ([`manyring_queue::DeviceQueue::trailed`]), since no front-end keeps an in-flight region.
+    /// True if packed rings of this device record in the ring where to resume it
+    /// ([`manyring_queue::DeviceQueue::trailed`]), because no front-end keeps an in-flight region
+    /// for this kind of device.
     fn trails_rings(&self) -> bool {
         false
     }
@@ -194,7 +197,7 @@ pub trait Device: Send + Sync + std::fmt::Debug {
     /// [`StartError`]: the queue does not run.
     fn start(&self, activation: Activation) -> PendingResult<'_, Result<QueueHandle, StartError>>;
 
-    /// Enables or disables the running queue of this index; returns when its worker follows.
+    /// Enables or disables the running queue of this index; returns when its worker has done so.
     fn set_enabled<'a>(
         &'a self,
         index: usize,
@@ -205,7 +208,7 @@ pub trait Device: Send + Sync + std::fmt::Debug {
         Box::pin(queue.set_enabled(enabled))
     }
 
-    /// Stops the running queue of this index once nothing is in flight, and returns its base.
+    /// Stops the running queue of this index, once nothing is in flight. Returns its base.
     ///
     /// # Errors
     /// [`StopError`]: the worker has ended.
@@ -214,34 +217,35 @@ pub trait Device: Send + Sync + std::fmt::Debug {
         Box::pin(queue.stop())
     }
 
-    /// Announces the guest of this MAC address to the network. False: the device has no network.
+    /// Sends a RARP frame to the network, which announces the guest's MAC address. Returns false if
+    /// the device has no network.
     fn send_rarp(&self, mac: [u8; 6]) -> PendingResult<'_, bool> {
         let _ = mac;
         Box::pin(std::future::ready(false))
     }
 
-    /// Sets the MTU that the front-end has told its guest. Returns false if the device cannot have
-    /// this MTU.
+    /// Sets the MTU of which the front-end has told its guest. Returns false if the device cannot
+    /// have this MTU.
     fn set_front_end_mtu(&self, mtu: u64) -> bool {
         let _ = mtu;
         false
     }
 
-    /// The settings of the driver that are in none of its rings, features and memory, as bytes for
-    /// a device like this one in another process. No ring runs.
+    /// Returns the driver's settings that are in none of its rings, features and memory, as bytes
+    /// for such a device in another process. No ring may run.
     fn save(&self) -> Vec<u8>;
 
-    /// Sets the journal of the settings that the driver makes by a control queue. The device writes
-    /// each setting to the journal before it answers the command. `None`: there is no journal.
+    /// Sets the journal for the settings that the driver makes by a control queue; `None`: there is
+    /// none. The device writes each setting to the journal before it answers the command.
     fn keep_state_by(&self, journal: Option<Arc<dyn StateJournal>>) {
         let _ = journal;
     }
 
-    /// Adopts the settings that another device has saved, for a driver with the same features,
-    /// which are set already or come next. No ring runs.
+    /// Adopts settings that another device has saved, for a driver with the same features. The
+    /// features are set before or after this call. No ring may run.
     ///
     /// # Errors
-    /// [`StateError`]: the state is wrong, and nothing has changed.
+    /// [`StateError`]: the state is invalid, and nothing has changed.
     fn restore<'a>(&'a self, state: &'a [u8]) -> PendingResult<'a, Result<(), StateError>>;
 
     /// The counters of queue `index`, which outlive sessions.

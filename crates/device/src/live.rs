@@ -1,9 +1,9 @@
-//! `Live`: a value that the control thread sets, and that running queues follow.
+//! `Live`: a value that the control thread sets and running queues read.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// A value that queues on several workers follow. A worker loads it when it is told to refresh, and
-/// then uses its own copy, so that it takes no lock while it serves.
+/// A value that queues on several workers read. A worker loads it when the control thread tells it
+/// to refresh, and then uses its own copy: so it takes no lock while it serves.
 #[derive(Debug, Default)]
 pub(crate) struct Live<T>(Mutex<Arc<T>>);
 

@@ -1,5 +1,5 @@
-//! `HostSide`: the part of a device that concerns host and operator, whether its queues run in this
-//! process or in another one (docs/design/0029).
+//! `HostSide`: a device's name, disk or port, counters and limit, as the API shows and changes
+//! them, whether the queues run in this process or in another one (docs/design/0029).
 
 use crate::blk::blkif::XenBlkDevice;
 use crate::blk::{BlkDevice, HostDisk, Resize};
@@ -9,7 +9,7 @@ use manyring_engine::Limit;
 use manyring_engine::stats::QueueClass;
 use std::sync::Arc;
 
-/// The properties and counters of a device that are shown, and the changes that an operator can
+/// The properties and counters of a device that the API shows, and the changes that an operator can
 /// make.
 #[derive(Clone, Debug)]
 pub struct HostSide {
@@ -19,7 +19,7 @@ pub struct HostSide {
     pub kind: SideKind,
     /// The counters of the queues.
     pub stats: Arc<DeviceStats>,
-    /// The limit of the device's work per second, if its queues run in this process.
+    /// The device's limit, if its queues run in this process.
     pub limit: Option<Arc<Limit>>,
 }
 
@@ -35,7 +35,7 @@ pub enum SideKind {
 /// The disk of a device.
 #[derive(Clone, Debug)]
 pub struct DiskSide {
-    /// A Xen guest has it.
+    /// True for a disk of a Xen guest.
     pub is_xen: bool,
     /// Its geometry and size.
     pub host: Arc<HostDisk>,
@@ -43,7 +43,7 @@ pub struct DiskSide {
     pub resizes: Arc<dyn Resize>,
 }
 
-/// The supervisor's part of a device whose queues another process serves.
+/// The supervisor's object for the disk or port of a device whose queues run in another process.
 #[derive(Clone, Debug)]
 pub enum Owned {
     /// A disk.
@@ -55,7 +55,7 @@ pub enum Owned {
 }
 
 impl HostSide {
-    /// `blk`, `xen-blk` or `net`.
+    /// The kind as a word: `blk`, `xen-blk` or `net`.
     #[must_use]
     pub fn word(&self) -> &'static str {
         match &self.kind {
@@ -138,7 +138,7 @@ impl Owned {
         }
     }
 
-    /// The [`HostSide`] of the device, which has this name and this many queues.
+    /// Makes the [`HostSide`] of the device, which has this name and this many queues.
     #[must_use]
     pub fn side(&self, name: &str, queues: usize) -> HostSide {
         let disk = |is_xen, host: &Arc<HostDisk>| {

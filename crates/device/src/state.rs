@@ -13,7 +13,7 @@ use std::fmt::Debug;
 const MAGIC: [u8; 8] = *b"MANYRING";
 const VERSION: u32 = 1;
 
-/// Why a device does not take a state.
+/// Why a saved state is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[allow(missing_docs, reason = "the Display text says what each field is")]
 pub enum StateError {
@@ -29,7 +29,7 @@ pub enum StateError {
     Record { kind: u16 },
 }
 
-/// A part of a state.
+/// A record of a saved state.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct StateRecord {
     pub(crate) kind: u16,
@@ -37,7 +37,7 @@ pub(crate) struct StateRecord {
 }
 
 impl StateRecord {
-    /// The bytes of a record that must have `SIZE` of them.
+    /// Returns the bytes of a record that must have `SIZE` of them.
     ///
     /// # Errors
     /// [`StateError::Record`]: the record has another size.
@@ -82,10 +82,10 @@ impl Saved {
         bytes
     }
 
-    /// Reads the state of a device that has this id and offers these features.
+    /// Parses the state of a device that has this ID and offers these features.
     ///
     /// # Errors
-    /// [`StateError`]: the bytes are no state, or one of another device.
+    /// [`StateError`]: the bytes are no state, or the state of another kind of device.
     pub(crate) fn parse(bytes: &[u8], virtio_id: u32, offered: u64) -> Result<Self, StateError> {
         let mut rest = bytes;
         let none = StateError::NoState { size: bytes.len() };

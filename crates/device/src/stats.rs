@@ -6,7 +6,7 @@ use manyring_engine::stats::QueueClass;
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
 
 /// The counters of the queues that a device offers, and of queues with higher indexes that were
-/// started nevertheless (see [`Self::to_run`]).
+/// started anyway (see [`Self::to_run`]).
 #[derive(Debug)]
 pub struct DeviceStats {
     class: QueueClass,
@@ -14,7 +14,7 @@ pub struct DeviceStats {
 }
 
 impl DeviceStats {
-    /// Counters of this many queues.
+    /// Makes the counters of this many queues.
     #[must_use]
     pub fn new(class: QueueClass, queues: usize) -> Self {
         let all = (0..queues).map(|_| Arc::new(QueueStats::new(class))).collect();
@@ -27,8 +27,8 @@ impl DeviceStats {
         self.all().get(index).cloned()
     }
 
-    /// Counters of queue `index`, which is about to run. The device may offer fewer queues: a
-    /// front-end may have got this one from a former process that offered more.
+    /// Returns the counters of queue `index`, which is about to run. The index may be higher than
+    /// the device offers: a former process may have offered more queues to this front-end.
     #[must_use]
     pub fn to_run(&self, index: usize) -> Arc<QueueStats> {
         let mut all = self.all.write().unwrap_or_else(PoisonError::into_inner);
@@ -38,7 +38,7 @@ impl DeviceStats {
         all[index].clone()
     }
 
-    /// Queues that have counters.
+    /// Number of queues that have counters.
     #[must_use]
     pub fn count(&self) -> usize {
         self.all().len()

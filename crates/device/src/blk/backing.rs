@@ -19,13 +19,13 @@ const RESIZE_TIMEOUT: Duration = Duration::from_secs(10);
 pub(super) struct Backing {
     pub(super) host: Arc<HostDisk>,
     pub(super) pool: Arc<Pool>,
-    /// The geometry was logged.
+    /// True once the geometry was logged.
     is_told: AtomicBool,
     pub(super) stats: Arc<DeviceStats>,
 }
 
 impl Backing {
-    /// `disk`, served by workers of `pool` on this many queues.
+    /// Makes the backing: `host`, served by workers of `pool` on this many queues.
     pub(super) fn new(host: HostDisk, pool: Arc<Pool>, queues: usize, class: QueueClass) -> Self {
         Self {
             host: Arc::new(host),
@@ -35,7 +35,7 @@ impl Backing {
         }
     }
 
-    /// Logs the geometry that the guest is told, once.
+    /// Logs the geometry of the disk, as its guest sees it. Later calls do nothing.
     pub(super) fn tell_geometry(&self, device: &str) {
         if self.is_told.swap(true, Ordering::Relaxed) {
             return;
@@ -57,15 +57,15 @@ impl Backing {
         self.host.disk()
     }
 
-    /// Opens a queue of the disk, which any worker can serve. May block, so it must not be called
-    /// on the control thread.
+    /// Opens a queue of the disk that any worker can serve. May block, so it must not be called on
+    /// the control thread.
     pub(super) fn open_queue(&self) -> Result<Box<dyn DiskQueue>, StartError> {
         let has_ring = self.pool.has_ring().ok_or(StartError::NoWorker)?;
         Ok(self.disk().open_queue(has_ring)?)
     }
 
-    /// As [`Self::open_queue`], without blocking the control thread: the host may have to open the
-    /// file again, and the server of a network disk may hang.
+    /// Opens a queue of the disk on another thread: the host may have to open the file again, and
+    /// the server of a network disk may hang.
     pub(super) async fn open_queue_aside(&self) -> Result<Box<dyn DiskQueue>, StartError> {
         let has_ring = self.pool.has_ring().ok_or(StartError::NoWorker)?;
         let disk = self.disk().clone();
@@ -74,14 +74,15 @@ impl Backing {
     }
 
     /// Changes the disk's size to `size`; without `size`, measures the disk again. Tells the guest.
-    /// The queues check their requests against `capacity`. May block, so it must not be called on
-    /// the control thread.
+    /// `capacity` is the size against which the queues check requests. May block, so it must not be
+    /// called on the control thread.
     ///
-    /// A disk that shrinks is cut last: an earlier write in flight would make the file grow again.
+    /// When a disk shrinks, the file is truncated last: an earlier write in flight would make the
+    /// file grow again.
     /// ```text
     /// lower the capacity: no request that is popped from now on reaches beyond it
     /// wait until every request that was popped before is done
-    /// cut the disk
+    /// truncate the file
     /// ```
     ///
     /// # Errors
@@ -91,7 +92,7 @@ impl Backing {
         self.host.resize_with(size, tell, || self.await_requests())
     }
 
-    /// Waits until every request that a queue of this device has popped until now is done.
+    /// Waits until every request is done that a queue of this device has popped before this call.
     fn await_requests(&self) -> Result<(), Errno> {
         let all = self.stats.all().clone();
         let is_ours = |route: &Arc<Route>| {

@@ -1,13 +1,13 @@
-//! `XenBlkDevice`: a Xen block device on a disk: the features it offers, and its queues.
+//! `XenBlkDevice`: a Xen block device on a disk: the features that it offers, and its queues.
 //!
 //! ```text
 //! offer, disk_nodes     make nodes of the back-end's folder in xenstore
 //! start(attachment)     maps the ring of one queue and gives the queue to a worker
 //! QueueHandle::stop     returns when nothing of the queue is in flight, mapped or notified
 //! ```
-//! The disk, its queues, limits and counters are shared with virtio-blk (`backing.rs`,
-//! `requests.rs`). The requests of a queue come from a ring of Xen's format (`queue.rs`), and their
-//! data lies in pages that the guest lends by grant reference.
+//! virtio-blk and Xen's blkif share the code for the disk, its queues, limits and counters
+//! (`backing.rs`, `requests.rs`). Here, the requests of a queue come from a ring of Xen's format
+//! (`queue.rs`), and their data lies in pages that the guest grants by reference.
 
 mod complete;
 mod handler;
@@ -43,38 +43,38 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use tokio::sync::mpsc;
 
-/// Pages of a lot: grant references that are mapped and unmapped together. A lot holds those pages
-/// of a request that do not stay mapped; a request with more segments takes several lots.
+/// Pages of a lot: grant references that are mapped and unmapped together. A request takes lots for
+/// those of its pages that do not stay mapped, one for each `LOT_PAGES` of them.
 const LOT_PAGES: usize = 32;
 
 /// The properties of a Xen block device, as the operator configures them.
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct XenBlkOptions {
-    /// Name in the configuration, which whoever makes the device knows.
+    /// Name of the device in the configuration.
     #[serde(skip)]
     pub name: String,
     /// The most queues of a front-end.
     pub num_queues: usize,
-    /// The guest may not write.
+    /// True if the guest may not write.
     pub read_only: bool,
     /// True: writes are durable when the guest flushes. False: when they are answered.
     pub writeback: bool,
-    /// The logical block size that the guest is told; `None`: that of the disk.
+    /// The logical block size that the guest reads; `None`: the disk's own.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub logical_block_size: Option<u32>,
     /// Whether a write for which the host has no space waits or fails.
     pub on_full: OnFull,
-    /// Offer discards, if the disk supports them.
+    /// True if discards are offered, where the disk supports them.
     pub discard: bool,
-    /// Offer write barriers. A front-end that uses them need not flush, but each of its barriers
-    /// waits for all requests before it.
+    /// True if write barriers are offered. A front-end that uses them need not flush, but each of
+    /// its barriers waits for all requests before it.
     pub barrier: bool,
-    /// Keep grants mapped for front-ends that use the same grants again.
+    /// True if grants stay mapped for front-ends that use the same grants again.
     pub persistent: bool,
-    /// Grants of a queue that stay mapped, at most.
+    /// Most grants of a queue that stay mapped.
     pub persistent_max: u32,
-    /// Segments of an indirect request at most; 0: indirect requests are not offered.
+    /// Most segments of an indirect request; 0: indirect requests are not offered.
     pub indirect_segments_max: u16,
     /// The largest ring, as log2 of its number of pages.
     pub ring_page_order_max: u32,
@@ -83,7 +83,7 @@ pub struct XenBlkOptions {
 }
 
 impl XenBlkOptions {
-    /// The default options, for a device of this name with at most `num_queues` queues.
+    /// Returns the default options, for a device of this name with at most `num_queues` queues.
     #[must_use]
     pub fn new(name: impl Into<String>, num_queues: usize) -> Self {
         Self {
@@ -111,7 +111,7 @@ impl XenBlkOptions {
         self.ring_page_order_max.min(RING_PAGE_ORDER_MAX)
     }
 
-    /// The features that a device on `disk` offers, for the back-end's folder in xenstore.
+    /// Returns the features that a device on `disk` offers, for the back-end's folder in xenstore.
     #[must_use]
     pub fn offer(&self, disk: &HostDisk) -> Offer {
         let geometry = disk.geometry();
@@ -132,8 +132,8 @@ impl XenBlkOptions {
     }
 }
 
-/// The size and sectors of a disk, for the back-end's folder in xenstore. They must be written
-/// again whenever [`HostDisk::changes`] changes.
+/// Returns the size and sectors of a disk, for the back-end's folder in xenstore. The caller must
+/// write them again whenever [`HostDisk::changes`] changes.
 #[must_use]
 pub fn disk_nodes(disk: &HostDisk) -> DiskNodes {
     let geometry = disk.geometry();
@@ -153,7 +153,7 @@ struct Shared {
     limit: Arc<Limit>,
 }
 
-/// A queue of a front-end that has connected.
+/// What a connected front-end has said of one queue, and the resources for serving it.
 #[derive(Debug)]
 pub struct Attachment {
     /// Index of the queue.
@@ -162,24 +162,25 @@ pub struct Attachment {
     pub abi: Abi,
     /// Grant references of the ring's pages: a power of two of them.
     pub ring_refs: Vec<u32>,
-    /// The front-end uses the same grants again and again (`feature-persistent`).
+    /// True if the front-end uses the same grants again and again (`feature-persistent`).
     pub persistent: bool,
-    /// Segments of an indirect request at most, as the front-end was offered. A former process may
+    /// Most segments of an indirect request, as the front-end was offered. A former process may
     /// have offered more than this device does.
     pub indirect_segments_max: u16,
-    /// The journal: a readable and writable file of this queue and connection alone, which outlives
-    /// this process. It records the requests that were taken and not answered. It is empty, or as a
-    /// former process left it, and may have any size. `None`: no process can take over the ring.
+    /// The journal: a file for this queue and connection alone, which outlives this process. It
+    /// records the requests that were taken and not answered. It must be readable and writable; it
+    /// is empty, or has the content that a former process left, and may have any size. `None`: no
+    /// process can take over the ring.
     pub journal: Option<OwnedFd>,
-    /// A former process has served this ring, and the front-end has stayed connected since.
+    /// True if a former process has served this ring, and the front-end has stayed connected since.
     pub takeover: bool,
-    /// Maps the pages that the front-end's domain grants.
+    /// Maps the pages that the front-end's domain has granted.
     pub mapper: GrantMapper,
-    /// The event channel, for events from the front-end.
+    /// Receives events from the front-end, over the event channel.
     pub kick: Kick,
-    /// The event channel, for events to the front-end.
+    /// Sends events to the front-end, over the event channel.
     pub call: Arc<Call>,
-    /// The channel by which the session learns of faults of the queue.
+    /// Reports faults of the queue to the session.
     pub events: mpsc::Sender<Event>,
 }
 
@@ -198,7 +199,7 @@ impl Resize for XenBlkDevice {
 }
 
 impl XenBlkDevice {
-    /// A device on `disk`, whose queues run in `pool`.
+    /// Makes a device on `disk`, whose queues run in `pool`.
     #[must_use]
     pub fn new(mut options: XenBlkOptions, disk: Arc<dyn Disk>, pool: Arc<Pool>) -> Self {
         let host = HostDisk::new(disk, options.logical_block_size, options.read_only);
@@ -260,9 +261,9 @@ impl XenBlkDevice {
     /// * [`StartError::Grants`]: a page of the ring cannot be mapped, or the process has no
     ///   addresses left for the pages of its requests.
     /// * [`StartError::Queue`]: the ring has more pages than a ring may have, or cannot be taken
-    ///   over: the caller must close the device, so that its front-end begins anew.
+    ///   over: the caller must close the device, so that its front-end reconnects with a new ring.
     /// * [`StartError::Journal`], [`StartError::JournalRoom`]: the ring is to be taken over and has
-    ///   requests that wait, but its journal cannot be mapped.
+    ///   requests without a response, but its journal cannot be mapped.
     /// * [`StartError::Backend`]: the disk cannot open a queue.
     /// * [`StartError::NoWorker`]: no worker could be started to run the queue.
     pub fn start(&self, attachment: Attachment) -> Result<QueueHandle, StartError> {
@@ -271,13 +272,14 @@ impl XenBlkDevice {
         let queue = self.running(attachment, self.backing.open_queue()?)?;
         let handle = self.backing.pool.start(Box::new(queue), home).ok_or(StartError::NoWorker)?;
         if takeover {
-            // The former process may have published responses without an event to the front-end.
+            // Signal the front-end: the former process may have died after it published responses,
+            // before its signal.
             front.ring();
         }
         Ok(handle)
     }
 
-    /// A queue of this device that no worker runs, for benches.
+    /// Makes a queue of this device that no worker runs, for benchmarks.
     #[cfg(feature = "bench")]
     pub(crate) fn solo(
         &self,
@@ -332,7 +334,7 @@ impl XenBlkDevice {
         let mapped = |file| journal::map(&file, journal_size(config.abi, config.order));
         let journal = journal.map(mapped).transpose();
         if !takeover {
-            // Continue without a journal: the guest then loses its disk when this process ends,
+            // Continue without a journal: when this process ends the guest then loses its disk,
             // which is better than having no disk at all.
             let journal = journal.unwrap_or_else(|error| {
                 tracing::warn!(
@@ -349,7 +351,7 @@ impl XenBlkDevice {
             Ok(journal) => (journal, None),
             Err(error) => (None, Some(error)),
         };
-        // A ring in which no request waits can be taken over without its journal.
+        // A ring without pending requests can be taken over without its journal.
         let ring = match (BackRing::take_over(config, memory, journal), problem) {
             (Ok(ring), None) => ring,
             (Ok(ring), Some(error)) => {
@@ -384,8 +386,8 @@ impl XenBlkDevice {
         Ok(BlkifHandler::new(BlkifQueue::new(QueueParts {
             disk,
             shared: self.shared.clone(),
-            // Every sector is served, whatever the logical block size: a front-end that was
-            // connected by a former process may have been told smaller blocks.
+            // Accept every sector, whatever the logical block size: a front-end that a former
+            // process connected may have been told smaller blocks.
             limits: Offer { indirect_segments_max, ..self.offer() }.limits(
                 &DiskNodes { sector_size: 512, ..disk_nodes(self.host()) },
                 !options.read_only,
@@ -399,9 +401,9 @@ impl XenBlkDevice {
     }
 }
 
-/// The number of lots of a queue: one for each entry of its ring, which is enough while no request
-/// has more segments than a lot has pages; and at least the number that the largest request takes.
-/// In a burst of longer requests, the later ones wait until the earlier ones are done.
+/// Returns the number of lots of a queue. That is one for each entry of its ring, which suffices
+/// while no request has more segments than a lot has pages, and at least as many as the largest
+/// request takes. In a burst of longer requests, later ones wait until earlier ones are done.
 fn lots_for(ring_size: u16, indirect_segments_max: u16) -> u32 {
     let largest = usize::from(indirect_segments_max).div_ceil(LOT_PAGES);
     u32::from(ring_size).max(u32::try_from(largest).unwrap_or(u32::MAX))

@@ -12,13 +12,13 @@ use manyring_wire::virtio::{
 };
 use zerocopy::IntoBytes;
 
-/// Largest data descriptor: 2 MiB. Its product with the largest `seg_max`, 1022, stays below 2^31,
-/// in which libblkio counts it.
+/// Largest data descriptor: 2 MiB. libblkio multiplies it by `seg_max` (1022 at most) in 31 bits,
+/// so the product must stay below 2^31.
 pub(super) const SIZE_MAX: u32 = 2 << 20;
-/// Segments of one discard, write-zeroes or secure erase.
+/// Most segments of a discard, write-zeroes or secure erase.
 pub(super) const RANGES_MAX: u32 = 1;
-/// Bytes of the largest range of one discard-like request. 1 GiB keeps a request short; a longer
-/// one is refused.
+/// Most bytes in the segment of a discard, write-zeroes or secure erase. 1 GiB keeps a request
+/// short; a longer one is refused.
 pub(super) const RANGE_BYTES_MAX: u64 = 1 << 30;
 const RANGE_SECTORS_MAX: u64 = RANGE_BYTES_MAX >> SECTOR_SHIFT;
 

@@ -52,9 +52,9 @@ impl<R: Chains> Handler<R> for BlkQueue {
         self.requests.acknowledge();
     }
 
-    /// A full queue asks the driver for no kicks and retries nothing: it takes no request before
-    /// the disk completes one. The queue then asks for kicks again, and checks the ring for
-    /// requests that the driver has added without a kick.
+    /// A full queue takes no request before the disk completes one: so it asks the driver for no
+    /// kicks and retries nothing. At a completion it asks for kicks again, and checks the ring for
+    /// requests that the driver has added meanwhile.
     fn waits(&self, queue: &R) -> Waits {
         let has_place = !self.is_full(queue);
         let limited_ns = self.limited_until_ns();

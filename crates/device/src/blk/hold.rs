@@ -1,12 +1,12 @@
 //! `Hold`: for a disk with `lock_with_rings`, holds the image's lock while any ring runs.
 //!
 //! ```text
-//! first ring starts:   take the lock; if another process has it, retry for 5 s, then log which one
+//! first ring starts:   lock the image; if it is locked, retry for 5 s, then log by whom
 //! still locked:        the ring does not start; the transport retries later, with one attempt each
-//! last ring stopped:   nothing is in flight: make all writes durable, unlock
+//! last ring stopped:   nothing is in flight: flush the image, unlock it
 //! ```
 //! So the guest's front-end decides which of two daemons serves an image: it stops the rings on one
-//! host before it starts them on the other. Two guests cannot run at once.
+//! host before it starts them on the other. Two guests cannot run on the image at once.
 
 use crate::StartError;
 use manyring_backend::blk::{Disk, ImageError};
@@ -22,22 +22,23 @@ use tokio::time::Instant;
 const TIMEOUT: Duration = Duration::from_secs(5);
 const PAUSE: Duration = Duration::from_millis(10);
 
-/// The running rings of a disk. Locked while the disk's lock is taken or released.
+/// The running rings of a disk. The mutex is held while the image is locked or unlocked.
 #[derive(Debug, Default)]
 pub(super) struct Hold(Mutex<Rings>);
 
 #[derive(Debug, Default)]
 struct Rings {
     count: usize,
-    /// Waiting for the image's lock has failed, which was logged.
+    /// True after waiting for the image's lock has failed and was logged.
     is_missed: bool,
 }
 
 impl Hold {
-    /// Counts a ring that begins; the first one takes the disk's lock.
+    /// Counts a ring that starts; the first one locks the image.
     ///
     /// # Errors
-    /// [`StartError::Image`]: the reason was logged. The start may be retried.
+    /// [`StartError::Image`]: the image is locked elsewhere; the log says where. The caller may try
+    /// again.
     pub(super) async fn begin(&self, disk: &Arc<dyn Disk>, device: &str) -> Result<(), StartError> {
         let mut rings = self.0.lock().await;
         if rings.count == 0 {
@@ -47,7 +48,7 @@ impl Hold {
         Ok(())
     }
 
-    /// Counts a ring that has stopped, or failed to begin; the last one releases the lock.
+    /// Counts a ring that has stopped, or failed to start; the last one unlocks the image.
     pub(super) async fn end(&self, disk: &Arc<dyn Disk>) {
         let mut rings = self.0.lock().await;
         rings.count = rings.count.saturating_sub(1);

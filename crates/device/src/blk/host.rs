@@ -1,4 +1,4 @@
-//! `HostErrors`: logs the requests that the host fails on a disk, at a bounded rate.
+//! `HostErrors`: logs the requests that fail on the host's disk, at a limited rate.
 
 use super::pending::Kind;
 use manyring_backend::blk::{Disk, Image};
@@ -18,10 +18,10 @@ pub enum OnFull {
     Report,
 }
 
-/// Pause between two warnings about the same error of a device.
+/// Least time between two warnings about the same error of a device.
 const PACE_NS: u64 = 10_000_000_000;
 
-/// The errors of a device, from all of its queues.
+/// The errors of a device, on all of its queues.
 #[derive(Debug)]
 pub(crate) struct HostErrors {
     device: String,
@@ -42,13 +42,13 @@ struct State {
 #[derive(Clone, Copy, Debug, Default)]
 struct Warned {
     at_ns: Option<u64>,
-    /// Errors since that warning.
+    /// Number of errors since that warning.
     since: u64,
 }
 
 const CLASSES: usize = 6;
 
-/// The class of an error, an index into `warned`.
+/// Returns the class of an error, an index into `warned`.
 fn class(errno: Errno) -> usize {
     match errno {
         Errno::IO => 0,
@@ -60,15 +60,16 @@ fn class(errno: Errno) -> usize {
     }
 }
 
-/// A request that the host has failed.
+/// A request that failed on the host.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct FailedRequest {
     pub(super) kind: Kind,
     pub(super) sector: u64,
     pub(super) errno: Errno,
-    /// The size of the host's block device, if it has become smaller than the end of the request.
+    /// The size of the host's block device, if the request reaches beyond it because the device has
+    /// shrunk.
     pub(super) device_size: Option<u64>,
-    /// The request waits for space, and will be retried.
+    /// True if the request waits for space, and will be retried.
     pub(super) waits: bool,
     pub(super) now_ns: u64,
 }
@@ -78,9 +79,9 @@ impl HostErrors {
         Self { device: device.to_owned(), on_full, disk, state: Mutex::default() }
     }
 
-    /// The size of the block device of the host, if a request failed with `errno` because the
-    /// device has become smaller: Linux reports `ENOSPC` for a write behind its end. For a discard
-    /// or write-zeroes, whose ranges are not kept, any loss of size counts.
+    /// Returns the size of the host's block device, if a request that ends at `end` failed with
+    /// `errno` because the device has shrunk: Linux reports `ENOSPC` for a write behind its end.
+    /// For a discard or write-zeroes, whose ranges are not kept, any shrinking counts.
     #[cold]
     pub(super) fn device_size(&self, errno: Errno, kind: Kind, end: u64) -> Option<u64> {
         let image = self.disk.image().filter(|image| image.is_block_device());
@@ -89,7 +90,7 @@ impl HostErrors {
         (size < end).then_some(size)
     }
 
-    /// True if a request that failed with `errno` waits for space instead of failing.
+    /// True if a request that failed with `errno` shall wait for space instead of failing.
     pub(super) fn may_wait(&self, kind: Kind, errno: Errno) -> bool {
         self.on_full == OnFull::Wait
             && matches!(errno, Errno::NOSPC | Errno::DQUOT)
@@ -142,20 +143,20 @@ impl HostErrors {
         }
     }
 
-    /// Counts a queue whose first request begins to wait for space.
+    /// Counts a queue that begins to have requests waiting for space.
     pub(super) fn begin(&self) {
         self.state.lock().unwrap_or_else(PoisonError::into_inner).waiting += 1;
     }
 
-    /// Counts a queue in which no request waits for space any more. `served`: because the host had
-    /// space, and not because the queue ended.
+    /// Counts a queue whose requests no longer wait for space. `served`: the host had space; false:
+    /// the queue ended.
     pub(super) fn end(&self, served: bool) {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         state.waiting -= 1;
         if state.waiting > 0 {
             return;
         }
-        // Log at once when the host is full again.
+        // Forget the last warnings, so that the host's next shortage is logged at once.
         for errno in [Errno::NOSPC, Errno::DQUOT] {
             state.warned[class(errno)] = Warned::default();
         }

@@ -1,5 +1,5 @@
-//! `HostDisk`: the host's side of a disk: the geometry that the guest is told, the size, and the
-//! subscribers to changes of it. A device whose queues run in this process has one, and so has the
+//! `HostDisk`: a disk of the host, the geometry that its guest is told, and the subscribers to
+//! changes of its size. A device whose queues run in this process has a `HostDisk`; so has the
 //! supervisor for a disk whose queues a device process serves (docs/design/0029).
 
 use manyring_backend::blk::{Disk, Geometry};
@@ -14,10 +14,10 @@ use tokio::sync::watch;
 pub struct HostDisk {
     disk: Arc<dyn Disk>,
     geometry: Mutex<Geometry>,
-    /// The size that requests are checked against: that of `geometry`, or a smaller one while the
-    /// disk is being made smaller.
+    /// The size against which requests are checked: that of `geometry`, or a smaller one while the
+    /// disk is being shrunk.
     size: AtomicU64,
-    /// The logical block size that the operator has chosen; `None`: the disk's own.
+    /// The logical block size that the operator configured; `None`: the disk's own.
     block_size: Option<u32>,
     read_only: bool,
     resizing: Mutex<()>,
@@ -27,8 +27,8 @@ pub struct HostDisk {
 /// Changes the size of a disk.
 pub trait Resize: Debug + Send + Sync {
     /// Changes the disk's size to `size`; without `size`, measures the disk again. Tells the guest.
-    /// A disk is made smaller only when no request in flight reaches beyond its new end. May block,
-    /// so it must not be called on the control thread.
+    /// A disk shrinks only once no request in flight reaches beyond the new end. May block, so it
+    /// must not be called on the control thread.
     ///
     /// # Errors
     /// `EBUSY`: requests in flight did not end within ten seconds; the size is unchanged. `EINVAL`:
@@ -37,7 +37,7 @@ pub trait Resize: Debug + Send + Sync {
 }
 
 impl HostDisk {
-    /// `disk`, of which the guest is told this logical block size (`None`: the disk's own).
+    /// Makes a disk with the logical block size `block_size`; `None`: the disk's own.
     #[must_use]
     pub fn new(disk: Arc<dyn Disk>, block_size: Option<u32>, read_only: bool) -> Self {
         let geometry = as_told(disk.geometry(), block_size);
@@ -54,13 +54,13 @@ impl HostDisk {
         &self.disk
     }
 
-    /// The guest may not write.
+    /// True if the guest may not write.
     #[must_use]
     pub fn is_read_only(&self) -> bool {
         self.read_only
     }
 
-    /// The geometry that the guest is told, with the present size of the disk.
+    /// The geometry as the guest is told, with the present size.
     #[must_use]
     pub fn geometry(&self) -> Geometry {
         *self.geometry.lock().unwrap_or_else(PoisonError::into_inner)
@@ -72,16 +72,16 @@ impl HostDisk {
         self.size.load(Ordering::Relaxed)
     }
 
-    /// A value that changes whenever the size of the disk does.
+    /// Returns a receiver that is notified whenever the size changes.
     #[must_use]
     pub fn changes(&self) -> watch::Receiver<u64> {
         self.changes.subscribe()
     }
 
-    /// Changes the size as [`Resize::resize`] does. `tell` is called with each size that requests
-    /// are checked against from then on: before the disk shrinks, with the smaller size; at the
-    /// end, with the size that the disk has. Between the two calls, `wait` must return when no
-    /// request in flight reaches beyond the smaller size, or fail.
+    /// Changes the size as [`Resize::resize`] does. Calls `tell` with each size against which
+    /// requests must be checked from then on: before the disk shrinks, with the smaller size, and
+    /// at the end, with the disk's size. Calls `wait` in between, when the disk shrinks: it must
+    /// return when no request in flight reaches beyond the smaller size, or fail.
     pub(super) fn resize_with(
         &self,
         size: Option<u64>,
@@ -98,8 +98,9 @@ impl HostDisk {
             self.size.store(size, Ordering::Relaxed);
             tell(size);
         };
-        // To shrink: first refuse new requests beyond the end, then wait for those in flight, and
-        // only then cut the disk. To grow: first extend the disk, then admit requests beyond `old`.
+        // To shrink: first refuse new requests beyond the end, then wait for requests in flight,
+        // and only then truncate the disk. To grow: first extend the disk, then admit requests
+        // beyond `old`.
         let shrunk = size.filter(|size| *size < old);
         let begun = shrunk.map_or(Ok(()), |size| {
             set(size);
@@ -110,7 +111,7 @@ impl HostDisk {
         let measured = measured.and_then(|geometry| {
             if is_whole(geometry.size) { Ok(geometry) } else { Err(Errno::INVAL) }
         });
-        // After a failure, requests are checked against the old size again.
+        // After a failure, check requests against the old size again.
         let geometry = measured.inspect_err(|_| set(old))?;
         *self.geometry.lock().unwrap_or_else(PoisonError::into_inner) = geometry;
         set(geometry.size);
@@ -121,15 +122,15 @@ impl HostDisk {
     }
 }
 
-/// The supervisor's disk whose queues a device process serves. Such a disk is made smaller only
-/// while no process serves it, so there are no requests to wait for.
+/// In the supervisor, for a disk that a device process serves. The supervisor shrinks it only while
+/// no process serves it, so there are no requests to wait for.
 impl Resize for HostDisk {
     fn resize(&self, size: Option<u64>) -> Result<u64, Errno> {
         self.resize_with(size, |_| {}, || Ok(()))
     }
 }
 
-/// The geometry of a disk, with the logical block size that the guest is told.
+/// Returns the geometry of a disk with the logical block size that the guest is told.
 fn as_told(geometry: Geometry, block_size: Option<u32>) -> Geometry {
     let block_size = block_size.unwrap_or(geometry.block_size);
     let physical_block_size = geometry.physical_block_size.max(block_size);

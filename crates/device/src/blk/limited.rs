@@ -1,9 +1,9 @@
-//! A disk's queue with a limit: how many requests a turn may pop.
+//! Limits of a virtio-blk queue: how many requests a turn may pop.
 //!
-//! Before the turn, the queue pops the requests of the ring, asks the limit about each, and puts
-//! all of them back; the turn then pops as many as the limit admits. So the code that serves
-//! requests does not know about limits. The guest can change its requests between the two steps:
-//! the limit is charged for the requests as the turn has parsed them.
+//! Before the turn, this module pops requests, asks the limit about each, and puts all of them
+//! back; the turn then pops as many as the limit admits. So the code that serves requests need not
+//! know about limits. The guest can change its requests between the two steps: so the limit is
+//! charged for the requests as the turn has parsed them.
 
 use super::pending::Kind;
 use super::{BlkQueue, IN_FLIGHT_MAX};
@@ -21,19 +21,19 @@ use manyring_wire::blk::{
 pub(super) const LOOKS_MAX: usize = 64;
 
 impl BlkQueue {
-    /// Adopts the present limit of the device.
+    /// Loads the present limit of the device.
     pub(super) fn take_limit(&mut self) {
         self.gate = self.shared.limit.gate();
     }
 
-    /// When the limit may admit a request again; `None`: it has refused none.
+    /// When the limit may admit a request again; `None`: it refused none.
     pub(super) fn limited_until_ns(&self) -> Option<u64> {
         self.gate.as_ref().and_then(|gate| gate.due_ns())
     }
 
-    /// How many requests the turn may pop, and whether [`Self::settle_limit`] must charge them. A
-    /// request that a former process took cannot be put back, so it is admitted at once. A request
-    /// that is retried was charged before.
+    /// Returns how many requests the turn may pop, and true if [`Self::settle_limit`] must charge
+    /// them. A request that a former process took cannot be put back, so it is admitted at once. A
+    /// request that is retried was charged before.
     #[cold]
     #[inline(never)]
     pub(super) fn admitted(
@@ -62,7 +62,7 @@ impl BlkQueue {
         (count, true)
     }
 
-    /// Charges the requests that the turn has popped, as they were parsed then.
+    /// Charges the limit for the requests that the turn has popped, as they were parsed.
     #[cold]
     #[inline(never)]
     pub(super) fn settle_limit(&mut self, popped: usize, now_ns: u64) {
@@ -71,9 +71,9 @@ impl BlkQueue {
     }
 }
 
-/// How many requests a queue with a limit may pop, and whether they are charged, if that follows
-/// without examining them; else opens the gate for an examination. Requests that a former process
-/// left are popped whatever the limit says.
+/// Returns how many requests the turn may pop, and true if they are charged, when that is known
+/// without examining them; `None`: they must be examined, for which the gate is opened. `is_owed`:
+/// the ring has requests that a former process took; these are popped whatever the limit says.
 pub(super) fn before_looking(gate: &mut Gate, is_owed: bool, now_ns: u64) -> Option<(usize, bool)> {
     match (is_owed, gate.is_closed(now_ns)) {
         (true, _) => Some((usize::MAX, true)),
@@ -85,8 +85,8 @@ pub(super) fn before_looking(gate: &mut Gate, is_owed: bool, now_ns: u64) -> Opt
     }
 }
 
-/// The direction and bytes of a request, if a limit counts it. A flush is free, and the ranges of a
-/// discard count no bytes.
+/// Returns the direction and bytes of a request; `None` if no limit counts it. A flush is free, and
+/// a discard counts as no bytes.
 fn peek(readable: &[GuestSlice<'_>], writable: &[GuestSlice<'_>]) -> Option<(Way, u64)> {
     let mut kind = [0; 4];
     copy_from_slices(readable, &mut kind);
@@ -103,7 +103,7 @@ fn peek(readable: &[GuestSlice<'_>], writable: &[GuestSlice<'_>]) -> Option<(Way
 }
 
 impl<R> super::requests::QueueRequests<R> {
-    /// The requests and bytes of the last `count` requests, by direction.
+    /// Returns the number and the bytes of the last `count` requests, by direction.
     pub(super) fn newest(&self, count: usize) -> Passed {
         let mut passed = Passed::default();
         for request in self.last_requests(count) {

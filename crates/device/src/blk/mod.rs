@@ -42,28 +42,29 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use tokio::sync::watch;
 
-/// The most requests of a queue in flight; further requests wait in the ring. So the memory for
-/// requests in flight is bounded for rings of every size. No disk needs more requests at a time.
+/// The most requests of a queue in flight; further requests wait in the ring. This bounds the
+/// memory for requests in flight, whatever the ring's size, and no disk needs more requests at a
+/// time.
 pub(crate) const IN_FLIGHT_MAX: u16 = 1024;
 
 /// The properties of a block device, as the operator configures them.
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct BlkOptions {
-    /// Name in the configuration, which whoever makes the device knows.
+    /// Name of the device in the configuration.
     #[serde(skip)]
     pub name: String,
     /// Request queues, 1 to 256.
     pub num_queues: usize,
-    /// Ring entries that `seg_max` is derived from; a power of two. Rings may be of any size.
+    /// Ring size from which `seg_max` is derived; a power of two. Rings may have any size.
     pub queue_size: u16,
     /// The device id string (`VIRTIO_BLK_T_GET_ID`), of which 20 bytes are used.
     pub serial: String,
-    /// The guest may not write (`VIRTIO_BLK_F_RO`).
+    /// True if the guest may not write (`VIRTIO_BLK_F_RO`).
     pub read_only: bool,
-    /// Start with a write-back cache; the driver may switch.
+    /// True if the cache mode is write-back at first; the driver may change it.
     pub writeback: bool,
-    /// The logical block size that the guest is told; `None`: that of the disk.
+    /// The logical block size that the guest reads; `None`: the disk's own.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub logical_block_size: Option<u32>,
     /// Whether a write for which the host has no space waits or fails.
@@ -73,7 +74,7 @@ pub struct BlkOptions {
 }
 
 impl Default for BlkOptions {
-    /// A disk called `blk` with one queue and a write-back cache, and the limits of its image.
+    /// A disk called `blk` with one queue and a write-back cache.
     fn default() -> Self {
         Self {
             name: "blk".to_owned(),
@@ -93,10 +94,11 @@ impl Default for BlkOptions {
 #[derive(Debug)]
 pub(crate) struct Shared {
     pub(crate) capacity: AtomicU64,
-    /// Every write is durable at completion.
+    /// True if every write must be durable at completion.
     pub(crate) write_through: AtomicBool,
     pub(crate) read_only: bool,
-    /// The features offered: a request that needs another feature is answered as unsupported.
+    /// The features that the device offers: a request that needs another feature is answered as
+    /// unsupported.
     pub(crate) offered: u64,
     pub(crate) serial: [u8; ID_SIZE],
     pub(crate) host: Arc<HostErrors>,
@@ -112,16 +114,16 @@ pub struct BlkDevice {
     shared: Arc<Shared>,
     /// The field `writeback` of the config space (§5.2.4).
     writeback: AtomicBool,
-    /// Writes are durable whatever `writeback` says: see [`Device::reset_config`].
+    /// True if writes must be durable whatever `writeback` says: see [`Device::reset_config`].
     stays_durable: AtomicBool,
     /// The features that were negotiated.
     features: AtomicU64,
-    /// The cache mode that another process has saved, for the driver whose features come next.
+    /// The cache mode from another process, until the driver's features arrive.
     awaited: Mutex<Option<CacheMode>>,
 }
 
 impl BlkDevice {
-    /// A device on `disk`, whose queues run in `pool`.
+    /// Makes a device on `disk`, whose queues run in `pool`.
     #[must_use]
     pub fn new(mut options: BlkOptions, disk: Arc<dyn Disk>, pool: Arc<Pool>) -> Self {
         let queues = disk.queues_max();
@@ -158,7 +160,7 @@ impl BlkDevice {
         }
     }
 
-    /// A queue of this device that no worker runs, for fuzzing and benches.
+    /// Makes a queue of this device that no worker runs, for fuzzing and benchmarks.
     #[cfg(any(fuzzing, feature = "bench"))]
     pub(crate) fn solo(
         &self,
@@ -200,8 +202,8 @@ impl BlkDevice {
         started
     }
 
-    /// Stops a queue, and then releases the image's lock. If the worker has ended, requests may
-    /// still be in flight, so the image stays locked.
+    /// Stops a queue, and unlocks the image after the last one. If the worker has ended, requests
+    /// may still be in flight, so the image stays locked.
     async fn stop_queue(&self, queue: QueueHandle) -> Result<Base, StopError> {
         let base = queue.stop().await?;
         self.hold.end(self.disk()).await;
@@ -224,7 +226,7 @@ impl BlkDevice {
         self.features.load(Ordering::Relaxed) & VIRTIO_BLK_F_FLUSH != 0
     }
 
-    /// Write-back only if the driver can flush and wants it (§5.2.6.2).
+    /// Sets write-back only if the driver can flush and wants it (§5.2.6.2), else write-through.
     fn apply_cache_mode(&self) {
         let wanted = self.writeback.load(Ordering::Relaxed);
         let writeback = wanted && self.can_flush() && !self.stays_durable.load(Ordering::Relaxed);
@@ -272,7 +274,7 @@ impl Device for BlkDevice {
     fn write_config(&self, offset: u32, bytes: &[u8]) -> Result<(), ConfigError> {
         match bytes {
             [value] if offset == CONFIG_WRITEBACK => {
-                // Without a flush there is no write-back to switch to: the field stays 0.
+                // A driver that cannot flush cannot switch to write-back: the field stays 0.
                 self.writeback.store(*value != 0 && self.can_flush(), Ordering::Relaxed);
                 self.stays_durable.store(false, Ordering::Relaxed);
                 self.apply_cache_mode();
@@ -282,10 +284,10 @@ impl Device for BlkDevice {
         }
     }
 
-    /// Sets the field `writeback` to its initial value. QEMU also writes status 0 when it pauses
-    /// its guest, which then continues with the cache mode that it had. So if the mode was
-    /// write-through, writes stay durable until a driver writes the field, or the features are
-    /// reset.
+    /// Sets the field `writeback` to its initial value. QEMU writes status 0 also when it pauses
+    /// its guest, which then continues with its former cache mode. So if that mode was
+    /// write-through, writes stay durable until a driver writes the field, or until the features
+    /// are reset.
     fn reset_config(&self) {
         let initial = self.options.writeback;
         let former = self.writeback.swap(initial, Ordering::Relaxed);
@@ -301,10 +303,11 @@ impl Device for BlkDevice {
             self.writeback.store(self.options.writeback, Ordering::Relaxed);
             self.stays_durable.store(false, Ordering::Relaxed);
         } else if !can_flush {
-            // For a driver that may switch the mode and cannot flush, the field is 0 (§5.2.5.2).
+            // The field must be 0 for a driver that may switch the mode and cannot flush
+            // (§5.2.5.2).
             self.writeback.store(false, Ordering::Relaxed);
         } else if former != 0 && former & VIRTIO_BLK_F_FLUSH == 0 {
-            // Features do not change while a driver runs, so this is the next driver.
+            // Features do not change while a driver runs, so this is another driver.
             self.writeback.store(self.options.writeback, Ordering::Relaxed);
         }
         self.apply_cache_mode();

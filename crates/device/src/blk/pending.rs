@@ -1,9 +1,9 @@
 //! `PendingRequests`: the table of requests that were popped and are not answered, indexed by the
 //! slot of their chain.
 //!
-//! If a queue ends with requests in flight, because its worker quits at the end of the daemon, it
-//! cannot know when the kernel or a thread stops using their memory. So the disk's queue keeps
-//! their slices, which keep the snapshot mapped; a queue with io_uring leaves it mapped for ever.
+//! A queue can end with requests in flight, when its worker quits at the end of the daemon. Then
+//! the kernel or a thread may still use their memory. So the disk's queue keeps the slices of its
+//! requests, which keep the memory snapshot mapped; a disk's queue with io_uring never unmaps it.
 
 use manyring_engine::Epochs;
 use manyring_engine::Fence;
@@ -13,7 +13,7 @@ use manyring_memory::GuestMemory;
 use manyring_queue::Chain;
 use std::sync::Arc;
 
-/// The kind of a request, which decides where it is counted when it completes.
+/// The kind of a request, which decides in which counters it is counted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Kind {
     #[default]
@@ -27,7 +27,7 @@ pub(super) enum Kind {
 }
 
 impl Kind {
-    /// The operation whose histogram has the request's time.
+    /// The histogram for the request's service time.
     pub(super) const fn served(self) -> ServedOp {
         match self {
             Self::Read => ServedOp::Read,
@@ -39,13 +39,13 @@ impl Kind {
     }
 }
 
-/// A request in flight. `R` has the fields that its ring's format needs for the answer.
+/// A request in flight. `R` has the fields that the answer in its ring's format needs.
 #[derive(Debug)]
 pub(super) struct InFlight<R> {
     pub(super) chain: Chain,
     pub(super) reply: R,
     pub(super) kind: Kind,
-    /// Bytes of guest memory that it reads or writes; for reads they count as written to the guest.
+    /// Bytes of guest memory that the request reads or writes.
     pub(super) len: u32,
     pub(super) popped_at_ns: u64,
     /// First byte on the disk.
@@ -54,12 +54,12 @@ pub(super) struct InFlight<R> {
 
 #[derive(Debug)]
 pub(super) struct PendingRequests<R> {
-    /// Each with its number in the order in which they were added.
+    /// Each request has a number, in the order in which they were added.
     requests: Table<(u32, InFlight<R>)>,
-    /// The number of the last request; requests that were put back are not counted.
+    /// The number of the last request that was added and not put back.
     last: u32,
     epochs: Epochs,
-    /// The bytes of all requests that are kept.
+    /// The sum of all requests' `len`.
     bytes: u64,
 }
 
@@ -73,13 +73,14 @@ impl<R> PendingRequests<R> {
         self.epochs.memory(self.epochs.current())
     }
 
-    /// The bytes of all requests that are kept.
+    /// The sum of the lengths of all requests, in bytes.
     #[inline]
     pub(super) fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// Keeps a request. Returns its token, the slot of its chain, which its completion carries.
+    /// Adds a request. Returns its token, which is the slot of its chain, and which its completion
+    /// will have.
     #[inline]
     pub(super) fn add(&mut self, request: InFlight<R>) -> u32 {
         let slot = request.chain.slot();
@@ -89,21 +90,21 @@ impl<R> PendingRequests<R> {
         slot.into()
     }
 
-    /// The last `count` requests, none of which is finished.
+    /// Returns the last `count` requests, none of which may be finished.
     pub(super) fn newest(&self, count: usize) -> impl Iterator<Item = &InFlight<R>> {
         let last = self.last;
         let is_new = move |n: u32| (last.wrapping_sub(n) as usize) < count;
         self.requests.iter().filter(move |(_, (n, _))| is_new(*n)).map(|(_, (_, one))| one)
     }
 
-    /// The request of `token`.
+    /// Returns the request of `token`.
     pub(super) fn get(&self, token: u32) -> Option<&InFlight<R>> {
         self.requests.get(token).map(|(_, request)| request)
     }
 
-    /// Removes the request of `token`. Returns it with the snapshot in which its slices lie, which
-    /// stays until [`Self::acknowledge`]. `None`: there is no such request, which is a bug of the
-    /// backend and not of the guest.
+    /// Removes the request of `token`. Returns it with the memory snapshot in which its slices lie,
+    /// which stays mapped until [`Self::acknowledge`]. `None`: there is no such request, which is a
+    /// bug of the backend and not of the guest.
     #[inline]
     pub(super) fn finish(&mut self, token: u32) -> Option<(InFlight<R>, &GuestMemory)> {
         let (epoch, (_, request)) = self.requests.take(token)?;
@@ -112,8 +113,8 @@ impl<R> PendingRequests<R> {
         Some((request, self.epochs.memory(epoch)))
     }
 
-    /// The tokens of the requests that may be put back into the ring, the last one first. No
-    /// request that was added after one of these is finished.
+    /// Returns the tokens of the requests that can be put back into the ring, the last one first:
+    /// those after which no request was added that is finished by now.
     pub(super) fn last_added(&self) -> Vec<u32> {
         let mut found: Vec<_> =
             self.requests.iter().map(|(slot, (n, _))| (self.last.wrapping_sub(*n), slot)).collect();
@@ -122,20 +123,20 @@ impl<R> PendingRequests<R> {
         found[..are_last].iter().rev().map(|(_, slot)| *slot).collect()
     }
 
-    /// Makes the requests that were added until now impossible to put back.
+    /// Marks all requests added until now as impossible to put back.
     pub(super) fn end_run(&mut self) {
         self.last = self.last.wrapping_add(1);
     }
 
-    /// Takes the request that was added last, to be put back into the ring.
+    /// Removes the request that was added last, to be put back into the ring.
     pub(super) fn take_last(&mut self, token: u32) -> Option<InFlight<R>> {
         let (request, _) = self.finish(token)?;
         self.last = self.last.wrapping_sub(1);
         Some(request)
     }
 
-    /// Acknowledges changes of memory for which no request is in flight any more. The caller has
-    /// published the answers of all finished requests.
+    /// Acknowledges changes of memory for which no request is in flight any more. The caller must
+    /// have published the answers of all finished requests.
     #[inline]
     pub(super) fn acknowledge(&mut self) {
         self.epochs.acknowledge();
@@ -151,8 +152,8 @@ impl<R> PendingRequests<R> {
         self.epochs.barrier(reply);
     }
 
-    /// Removes all requests, when the queue ends. The disk's queue keeps the memory that it may
-    /// still write to.
+    /// Removes all requests when the queue ends. The disk's queue keeps the memory that the disk
+    /// may still write to.
     pub(super) fn drain(&mut self) -> impl Iterator<Item = InFlight<R>> {
         self.requests.drain().map(|(_, request)| request)
     }

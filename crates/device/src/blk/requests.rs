@@ -1,5 +1,5 @@
-//! `QueueRequests`: the requests of a queue, from parsing to the disk and back, in a form that both
-//! ring formats use.
+//! `QueueRequests`: the requests of a queue, from parsing to the disk and back, for both ring
+//! formats.
 //!
 //! ```text
 //! parse (virtio.rs, blkif/):    push slices; submit(request, op, offset, len), or
@@ -8,9 +8,8 @@
 //! reap, finish:                 completed requests are counted, and passed to the code of the
 //!                               ring's format, which answers them
 //! ```
-//! `R` has the fields of a request that its ring's format needs for the answer. Everything else is
-//! common to both formats, and lies here: the disk's queue, the burst, the table of requests in
-//! flight, and the counters.
+//! `R` has the fields of a request that the answer in its ring's format needs. The rest is common
+//! to both formats: the disk's queue, the burst, the table of requests in flight, and the counters.
 
 use super::host::{FailedRequest, HostErrors};
 use super::pending::{InFlight, Kind, PendingRequests};
@@ -24,15 +23,15 @@ use manyring_wire::blk::SECTOR_SIZE;
 use rustix::io::Errno;
 use std::sync::Arc;
 
-/// The most requests that are popped in one turn: each may have a thousand descriptors, and queues
-/// of other guests wait while these are walked.
+/// The most requests that one turn pops: each may have a thousand descriptors, and queues of other
+/// guests wait while a worker walks these.
 const BURST_MAX: usize = 128;
 
-/// A queue pops nothing while its requests in flight read or write this many bytes in all, because
+/// A queue pops nothing while its requests in flight have this many bytes together, because
 /// stopping the queue waits for all of them. A single request may have more bytes.
 const BYTES_MAX: u64 = 64 << 20;
 
-/// The most requests that are put back in one turn, for which queues of other guests wait.
+/// The most requests that one turn puts back, since queues of other guests wait meanwhile.
 const RECALLS_MAX: usize = 64;
 
 /// The requests of a queue.
@@ -42,15 +41,16 @@ pub(super) struct QueueRequests<R> {
     burst_max: usize,
     pending: PendingRequests<R>,
     burst: Burst,
-    /// Completions that are not handed out yet, of the disk and of requests answered without it.
+    /// Completions that [`Self::finish`] has not handled yet: those of the disk, and those of
+    /// requests that were answered without it.
     done: Vec<Completion>,
     /// Requests that wait for space on the host.
     pub(super) room: SpaceWaiters,
     /// The value of [`fault_count`] up to which guest memory has been checked.
     faults: u64,
-    /// While the queue stops: requests to be put back, the last one first.
+    /// While the queue stops: tokens of the requests to put back, the last one first.
     recalls: Vec<u32>,
-    /// The disk cannot give back the last request of `recalls` now: its completion will come.
+    /// True if the disk cannot give back the last request of `recalls`: wait for its completion.
     is_awaited: bool,
 }
 
@@ -73,19 +73,19 @@ impl<R> QueueRequests<R> {
         }
     }
 
-    /// Requests to pop in one turn at most.
+    /// The most requests to pop in one turn.
     #[inline]
     pub(super) fn burst_max(&self) -> usize {
         self.burst_max
     }
 
-    /// True if the requests in flight have [`BYTES_MAX`] bytes or more.
+    /// True if the requests in flight have [`BYTES_MAX`] bytes or more together.
     #[inline]
     pub(super) fn are_many_bytes(&self) -> bool {
         self.pending.bytes() >= BYTES_MAX
     }
 
-    /// The last `count` requests that were added.
+    /// Returns the last `count` requests that were added.
     pub(super) fn last_requests(&self, count: usize) -> impl Iterator<Item = &InFlight<R>> {
         self.pending.newest(count)
     }
@@ -109,42 +109,42 @@ impl<R> QueueRequests<R> {
         }
     }
 
-    /// Watches the eventfd by which the disk's thread reports completions.
+    /// Watches the eventfd by which a thread of the disk reports completions.
     pub(super) fn watch(&mut self, io: &mut QueueIo<'_>) {
         if let Some(fd) = self.disk.readiness() {
             io.watch_offload(fd);
         }
     }
 
-    /// The worker's io_uring has completed an entry of the request of `token`.
+    /// Handles the completion of an io_uring entry that belongs to the request of `token`.
     pub(super) fn on_event(&mut self, token: u32, result: i32, io: &mut QueueIo<'_>) {
         self.disk.on_event(token, result, io.ring(), &mut self.done);
     }
 
-    /// Serves requests in `memory` from now on; `reply` is sent when none uses older memory.
+    /// Serves requests in `memory` from now on; `reply` is sent when no request uses older memory.
     pub(super) fn retire(&mut self, memory: Arc<GuestMemory>, reply: Fence) {
         self.burst.release();
         self.disk.release_memory();
         self.pending.retire(memory, reply);
     }
 
-    /// Sends `reply` when every request that was taken until now is done.
+    /// Sends `reply` when every request that was popped before this call is done.
     pub(super) fn barrier(&mut self, reply: Fence) {
         self.pending.barrier(reply);
     }
 
-    /// Answers the fences that waited for responses, which are published now.
+    /// Answers the fences that waited for requests whose responses are published now.
     #[inline]
     pub(super) fn acknowledge(&mut self) {
         self.pending.acknowledge();
     }
 
-    /// Removes all requests, when the queue ends.
+    /// Removes all requests when the queue ends.
     pub(super) fn drain(&mut self) -> impl Iterator<Item = InFlight<R>> {
         self.pending.drain()
     }
 
-    /// The burst, to which a request's slices are pushed before [`Self::submit`].
+    /// The burst, to which the caller pushes a request's slices before [`Self::submit`].
     #[inline]
     pub(super) fn burst(&mut self) -> &mut Burst {
         &mut self.burst
@@ -163,19 +163,20 @@ impl<R> QueueRequests<R> {
         self.burst.push(token, op, offset, len);
     }
 
-    /// Keeps a request that is neither answered nor given to the disk yet. The slices that were
-    /// pushed for it are dropped.
+    /// Adds a request that is neither answered nor submitted yet; returns its token. Drops the
+    /// slices that were pushed for it.
     pub(super) fn hold(&mut self, request: InFlight<R>) -> u32 {
         self.burst.forget_slices();
         self.pending.add(request)
     }
 
-    /// Adds a further step of a request that is kept, with the slices that were pushed for it.
+    /// Submits a further step of a request that was added before, with the slices that were pushed
+    /// for this step.
     pub(super) fn resubmit(&mut self, token: u32, (op, offset, len): (Op, u64, u64)) {
         self.burst.push(token, op, offset, len);
     }
 
-    /// Answers a request without the disk. Slices that were pushed for it are dropped.
+    /// Answers a request without the disk. Drops the slices that were pushed for it.
     #[inline]
     pub(super) fn answer(&mut self, request: InFlight<R>, result: Result<(), Errno>) {
         self.burst.forget_slices();
@@ -183,7 +184,8 @@ impl<R> QueueRequests<R> {
         self.done.push(Completion { token, result });
     }
 
-    /// Hands the burst to the disk. True if there was one: the disk must be reaped afterwards.
+    /// Submits the burst to the disk. Returns true if there was one: the caller must then reap the
+    /// disk.
     #[inline]
     pub(super) fn start(&mut self, ring: Option<&mut Ring>) -> bool {
         let has_any = !self.burst.is_empty();
@@ -196,9 +198,9 @@ impl<R> QueueRequests<R> {
         has_any
     }
 
-    /// Checks the burst after memory of some guest was cut away. If it was this guest's, that
-    /// memory reads as zeroes, and a request may be one that its driver never made: the requests of
-    /// the burst fail, and the result is false.
+    /// Checks whether this guest's memory was truncated, after some guest's was. Truncated memory
+    /// reads as zeroes, so a request may be one that the driver never made: then fails the requests
+    /// of the burst, and returns false.
     #[cold]
     fn are_sound(&mut self) -> bool {
         let faults = fault_count();
@@ -211,26 +213,27 @@ impl<R> QueueRequests<R> {
         false
     }
 
-    /// Ends a turn of the disk. True if it has more to do on this thread in the next turn.
+    /// Ends a turn of the disk. Returns true if the disk has more work on this thread in the next
+    /// turn.
     #[inline]
     pub(super) fn reap(&mut self) -> bool {
         self.disk.reap(&mut self.done)
     }
 
-    /// Requests that are done and not yet handed out.
+    /// Completions that [`Self::finish`] has not handled yet.
     #[inline]
     pub(super) fn done(&mut self) -> &mut Vec<Completion> {
         &mut self.done
     }
 
-    /// Begins to put requests back, because the queue stops. The caller must then call
-    /// [`Self::recall`] in each turn.
+    /// Begins to put requests back into the ring, because the queue stops. The caller must then
+    /// call [`Self::recall`] in each turn.
     pub(super) fn begin_recall(&mut self) {
         (self.recalls, self.is_awaited) = (self.pending.last_added(), false);
     }
 
-    /// Makes the requests so far impossible to put back into the ring: some of them were set aside
-    /// before, so they are not the last ones that were popped.
+    /// Marks all requests until now as impossible to put back: some of them were set aside before,
+    /// so they are not the last ones that were popped.
     pub(super) fn bar_recall(&mut self) {
         self.pending.end_run();
     }
@@ -241,8 +244,8 @@ impl<R> QueueRequests<R> {
         !self.recalls.is_empty()
     }
 
-    /// Takes the last popped requests back from the disk, and calls `put_back` for the chain of
-    /// each, until the disk has completed one of them. A transfer under way ends after its present
+    /// Takes the last popped requests back from the disk, and calls `put_back` for each, until one
+    /// of them is found that the disk has completed. A transfer under way ends after its present
     /// piece, and is waited for. Returns true if more requests are left for the next turn.
     ///
     /// Only the last requests can be put back: the position of a ring is one index, so a request
@@ -255,8 +258,8 @@ impl<R> QueueRequests<R> {
     ) -> bool {
         for _ in 0..RECALLS_MAX {
             let Some(&token) = self.recalls.last() else { return false };
-            // The disk may have completed the request already. With `ECANCELED`, a recalled
-            // transfer has ended after one of its pieces: it can still be put back.
+            // The disk may have completed the request already. `ECANCELED` means that a recalled
+            // transfer has ended after one of its pieces: the request can still be put back.
             if let Some(at) = self.done.iter().position(|done| done.token == token) {
                 if self.done[at].result != Err(Errno::CANCELED) {
                     self.recalls.clear();
@@ -276,9 +279,9 @@ impl<R> QueueRequests<R> {
         true
     }
 
-    /// Counts and logs the requests that the host has failed. A request for which the host has no
-    /// space is not answered but taken back, and passed to `set_aside`, if the ring can set
-    /// requests aside (`can_wait`). Returns how many were set aside.
+    /// Counts and logs requests that failed on the host. If the host has no space for a request,
+    /// and the ring can set requests aside (`can_wait`), removes the request instead of answering
+    /// it, and passes it to `set_aside`. Returns how many were set aside.
     #[cold]
     pub(super) fn heed_host(
         &mut self,
@@ -313,11 +316,11 @@ impl<R> QueueRequests<R> {
         count
     }
 
-    /// Counts the completed requests and passes each to `answer`, with its result, the bytes of
-    /// data that the guest got, and the snapshot in which its slices lie.
+    /// Counts the completed requests and passes each to `answer`, with its result, the number of
+    /// bytes written to the guest, and the memory snapshot in which its slices lie.
     ///
-    /// Unless `is_heeded`, this stops before the first failed request, and does nothing while
-    /// requests wait for space. The caller must then call [`Self::heed_host`] first.
+    /// Unless `is_heeded`, stops before the first failed request, and does nothing while requests
+    /// wait for space. The caller must then call [`Self::heed_host`], and this function again.
     #[inline]
     pub(super) fn finish(
         &mut self,
@@ -357,13 +360,13 @@ impl<R> QueueRequests<R> {
     }
 }
 
-/// True if the host has caused an error. A request of kind `Other` did not reach the disk, and
-/// `EFAULT` and `EOPNOTSUPP` are caused by the guest.
+/// True if the host caused the error. A request of kind `Other` did not reach the disk, and the
+/// guest causes `EFAULT` and `EOPNOTSUPP`.
 fn is_of_host(kind: Kind, errno: Errno) -> bool {
     kind != Kind::Other && !matches!(errno, Errno::FAULT | Errno::OPNOTSUPP)
 }
 
-/// True if a disk fails with this error because guest memory was cut away.
+/// True if a disk returns this error because guest memory was truncated.
 #[cold]
 #[inline(never)]
 fn is_lost(errno: Errno) -> bool {
@@ -373,28 +376,29 @@ fn is_lost(errno: Errno) -> bool {
 /// The result of [`QueueRequests::finish`].
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Finished {
-    /// Requests that were answered.
+    /// Number of requests that were answered.
     pub(super) count: usize,
-    /// Guest memory was cut away.
+    /// True if guest memory was truncated.
     pub(super) lost: bool,
-    /// The caller must call [`QueueRequests::heed_host`], and then [`QueueRequests::finish`] again.
+    /// True if the caller must call [`QueueRequests::heed_host`], and then
+    /// [`QueueRequests::finish`] again.
     pub(super) needs_heed: bool,
 }
 
 /// The result of the end of a turn.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Completed {
-    /// Requests returned to the driver.
+    /// Number of requests that were returned to the driver.
     pub(crate) count: usize,
-    /// Requests that have left the queue: those returned, and those set aside.
+    /// Number of requests that have left the queue: those returned, and those set aside.
     pub(crate) freed: usize,
-    /// Guest memory was cut away.
+    /// True if guest memory was truncated.
     pub(crate) lost: bool,
-    /// The disk has more to do on this thread in the next turn.
+    /// True if the disk has more work on this thread in the next turn.
     pub(crate) has_more: bool,
 }
 
-/// Counters of a burst, added to the queue's once.
+/// Counters of a burst, which are added to the queue's counters at its end.
 #[derive(Default)]
 struct RequestTally {
     requests: u64,
@@ -402,16 +406,16 @@ struct RequestTally {
     writes: u64,
     bytes_read: u64,
     bytes_written: u64,
-    /// The time at which the requests being counted were popped, their kind and number: requests of
-    /// one batch that end in one turn took equally long, and are recorded together.
+    /// A run of requests with the same kind and time of popping, and their number. If they end in
+    /// one turn, they took equally long, and are recorded together.
     popped_at_ns: u64,
     kind: Kind,
     serve_count: u64,
 }
 
 impl RequestTally {
-    /// Counts a request, and returns how many bytes the guest got. A request that failed counts as
-    /// no bytes, since it is unknown how many it moved.
+    /// Counts a request. Returns how many bytes were written to the guest. A failed request counts
+    /// as no bytes, since it is unknown how many it moved.
     #[inline]
     fn count<R>(
         &mut self,
@@ -444,7 +448,7 @@ impl RequestTally {
         given
     }
 
-    /// Records the requests being counted. Not inlined, because most bursts call it once, at their
+    /// Records the present run of requests. Not inlined, because most bursts call it once, at their
     /// end.
     #[inline(never)]
     fn store_serve(&mut self, now_ns: u64, stats: &QueueStats) {
@@ -473,8 +477,8 @@ impl RequestTally {
     }
 }
 
-/// Counts a request that is neither a read nor a write. Returns how many of its bytes the guest
-/// got.
+/// Counts a request that is neither a read nor a write. Returns how many bytes were written to the
+/// guest.
 #[cold]
 #[inline(never)]
 fn count_rare(kind: Kind, len: u32, stats: &QueueStats) -> u32 {
@@ -491,7 +495,7 @@ fn count_rare(kind: Kind, len: u32, stats: &QueueStats) -> u32 {
     0
 }
 
-/// Counts a request that failed. Returns the bytes that it counts for: none.
+/// Counts a failed request. Returns 0, the bytes for which it counts.
 #[cold]
 #[inline(never)]
 fn count_error(stats: &QueueStats) -> u32 {

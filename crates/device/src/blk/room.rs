@@ -1,4 +1,4 @@
-//! `SpaceWaiters`: decides when requests for which the host has no space are retried.
+//! `SpaceWaiters`: decides when to retry requests for which the host has no space.
 
 use super::IN_FLIGHT_MAX;
 use super::host::HostErrors;
@@ -6,26 +6,26 @@ use super::pending::Kind;
 use manyring_engine::stats::QueueStats;
 use std::sync::Arc;
 
-/// Pause before a waiting request is retried: 1 s.
+/// Delay before waiting requests are retried: 1 s.
 const RETRY_NS: u64 = 1_000_000_000;
 
-/// The requests of a queue that wait for space; their chains are set aside in the ring.
+/// A queue's requests that wait for space; their chains are set aside in the ring.
 ///
 /// ```text
 /// a request fails for lack of space:   its chain is set aside; after a second ONE is retried
 /// the retry succeeds:                  two are retried at once, then four, and so on
 /// the retry fails:                     all waiting requests wait for another second
 /// ```
-/// A second is soon enough for an operator who frees space, and costs the worker one request a
-/// second for each waiting queue.
+/// A second is short for an operator who frees space, and costs the worker one request a second for
+/// each waiting queue.
 #[derive(Debug)]
 pub(super) struct SpaceWaiters {
     host: Arc<HostErrors>,
-    /// When requests are retried; `u64::MAX`: none wait; 0: the last retry has succeeded.
+    /// When to retry; `u64::MAX`: no request waits; 0: the last retry has succeeded, so retry now.
     retry_at_ns: u64,
-    /// The time at which the requests of the last retry were popped.
+    /// The time of the last retry, at which its requests were popped.
     tried_at_ns: u64,
-    /// How many requests are retried at once.
+    /// How many requests to retry at once.
     count: usize,
     is_waiting: bool,
 }
@@ -45,19 +45,19 @@ impl SpaceWaiters {
         now_ns >= self.retry_at_ns
     }
 
-    /// When the queue needs a turn for a retry.
+    /// When the queue needs a turn for a retry; `None`: no request waits.
     pub(super) fn due_ns(&self) -> Option<u64> {
         (self.retry_at_ns != u64::MAX).then_some(self.retry_at_ns)
     }
 
-    /// Begins a retry. Returns how many requests may be retried.
+    /// Begins a retry. Returns how many requests it may have.
     pub(super) fn begin_retry(&mut self, now_ns: u64) -> usize {
         self.retry_at_ns = now_ns + RETRY_NS;
         self.tried_at_ns = now_ns;
         self.count
     }
 
-    /// Counts a request that is set aside, and postpones the next retry.
+    /// Counts a request that was set aside, and postpones the next retry.
     pub(super) fn waits(&mut self, now_ns: u64) {
         if !self.is_waiting {
             self.is_waiting = true;
@@ -67,14 +67,14 @@ impl SpaceWaiters {
         self.retry_at_ns = now_ns + RETRY_NS;
     }
 
-    /// True while requests are set aside, or retried and not answered.
+    /// True while requests are set aside, or are being retried.
     #[inline]
     pub(super) fn is_waiting(&self) -> bool {
         self.is_waiting
     }
 
-    /// Called when the host has completed a request that was popped at this time. If the request
-    /// belongs to the last retry, the next retry is due at once, with twice as many requests.
+    /// Call when the host has completed a request that was popped at this time. If it belongs to
+    /// the last retry, the next retry is due at once, with twice as many requests.
     #[cold]
     pub(super) fn had_room(&mut self, popped_at_ns: u64, kind: Kind) {
         let is_write = matches!(kind, Kind::Write | Kind::Range);
@@ -84,8 +84,8 @@ impl SpaceWaiters {
         }
     }
 
-    /// Called when requests were answered or set aside, and `aside` are left. Returns true if some
-    /// must be retried in the next turn.
+    /// Call after requests were answered or set aside; `aside` is the number of those set aside
+    /// now. Returns true if some must be retried in the next turn.
     #[cold]
     pub(super) fn note(&mut self, aside: u16, stats: &QueueStats) -> bool {
         let has_room = self.retry_at_ns == 0;
@@ -99,7 +99,7 @@ impl SpaceWaiters {
         false
     }
 
-    /// Called when no request waits any more. `served`: the host had space for them.
+    /// Call when no request waits any more. `served`: the host had space for them.
     #[cold]
     pub(super) fn end(&mut self, served: bool) {
         self.retry_at_ns = u64::MAX;

@@ -1,4 +1,4 @@
-//! The state of a block driver beside its rings: its choice of write-back (§5.2.6.2).
+//! The state of a block driver that is not in its rings: its cache mode (§5.2.6.2).
 
 use super::BlkDevice;
 use crate::state::{Saved, StateError};
@@ -6,8 +6,7 @@ use manyring_wire::virtio::VIRTIO_ID_BLOCK;
 use std::sync::atomic::Ordering;
 use std::sync::{MutexGuard, PoisonError};
 
-/// The record with the field `writeback`, and whether writes stay durable whatever that field says:
-/// one byte each.
+/// Kind of the record with two bytes: the field `writeback`, and [`BlkDevice::stays_durable`].
 const CACHE_MODE: u16 = 1;
 
 /// The cache mode of a driver, as another process has saved it.
@@ -27,7 +26,11 @@ impl BlkDevice {
         saved
     }
 
-    /// Stores a saved cache mode, until the features of its driver are known, or adopts it at once.
+    /// Adopts a saved cache mode if the driver's features are known; otherwise stores it until they
+    /// are.
+    ///
+    /// # Errors
+    /// [`StateError`]: the record is malformed.
     pub(super) fn take(&self, saved: &Saved) -> Result<(), StateError> {
         let mut mode = None;
         for record in &saved.records {
@@ -47,8 +50,8 @@ impl BlkDevice {
         Ok(())
     }
 
-    /// Adopts the saved cache mode, if the driver's features are those that were saved with it.
-    /// Otherwise it belongs to another driver, and is dropped.
+    /// Adopts the stored cache mode, if the driver's features are those saved with it. Otherwise
+    /// the mode belongs to another driver, and is dropped.
     pub(super) fn adopt(&self, features: u64) {
         let mode = self.awaited().take().filter(|mode| mode.features == features);
         if let Some(mode) = mode {

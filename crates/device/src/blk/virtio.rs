@@ -1,4 +1,4 @@
-//! `BlkQueue`: makes requests of virtio-blk chains, and answers them (virtio 1.3 §5.2.6).
+//! `BlkQueue`: parses chains of virtio-blk into requests, and answers them (virtio 1.3 §5.2.6).
 
 use super::config::{RANGE_BYTES_MAX, RANGES_MAX, SIZE_MAX};
 use super::pending::{InFlight, Kind};
@@ -25,30 +25,31 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use zerocopy::FromBytes;
 
-/// The most requests of a turn, which are answered together if the disk completes them at once. The
-/// driver handles these answers while the next turn serves the next requests. If one turn served a
-/// full ring, driver and device would take turns, each waiting for the other. A driver that sleeps
-/// until it is notified gets no such groups: it would wake for the first one, and again later.
+/// The most requests of a turn, if the disk completes them at once, so that they are answered
+/// together. The driver handles these answers while the device serves the next group in the next
+/// turn; if one turn served a full ring, driver and device would alternate, each waiting for the
+/// other. The limit does not hold while the driver waits for a notification: it would wake for the
+/// first group, and again later.
 const GROUP: u16 = 16;
 
 /// A queue of a virtio block device, as its worker runs it.
 #[derive(Debug)]
 pub(crate) struct BlkQueue {
-    /// The requests, each with the place of its status byte.
+    /// The requests, each with the location of its status byte.
     pub(super) requests: QueueRequests<KeptByte>,
     pub(super) shared: Arc<Shared>,
-    /// Bytes of a data descriptor at most: SIZE_MAX, if the driver has accepted it.
+    /// Most bytes of a data descriptor: SIZE_MAX, if the driver negotiated it.
     slice_max: usize,
     pub(super) batch: Batch,
-    /// The limit of the device on this queue; `None`: there is no limit.
+    /// The present limit of the device; `None`: there is no limit.
     pub(super) gate: Option<Box<Gate>>,
 }
 
 /// The result of parsing a request.
 enum Parsed {
-    /// The disk must serve the request; its slices, `bytes` in all, are in the burst.
+    /// The disk must serve the request. Its slices are in the burst; `bytes` is their length.
     Submit { op: Op, offset: u64, len: u64, kind: Kind, bytes: u32 },
-    /// The request is answered without the disk.
+    /// Answer the request without the disk.
     Answer { status: Status, kind: Kind, len: u32 },
 }
 
@@ -73,7 +74,7 @@ impl BlkQueue {
         }
     }
 
-    /// Sets the limits that follow from the features that the driver has accepted.
+    /// Sets the limits that the driver's features imply.
     pub(super) fn with_features(mut self, features: u64) -> Self {
         if features & VIRTIO_BLK_F_SIZE_MAX != 0 {
             self.slice_max = SIZE_MAX as usize;
@@ -86,8 +87,8 @@ impl BlkQueue {
         self.requests.retire(memory, reply);
     }
 
-    /// True if no request is popped until one in flight is done, because there are
-    /// [`IN_FLIGHT_MAX`] of them, or they have too many bytes.
+    /// True if no request may be popped before one in flight is done: [`IN_FLIGHT_MAX`] are in
+    /// flight, or they have too many bytes.
     pub(crate) fn is_full(&self, queue: &impl Chains) -> bool {
         queue.in_flight() >= IN_FLIGHT_MAX || self.requests.are_many_bytes()
     }
@@ -97,7 +98,7 @@ impl BlkQueue {
         self.requests.drain().for_each(|request| queue.discard(request.chain));
     }
 
-    /// Pops a batch of at most `limit` requests and starts them. Returns how many.
+    /// Pops at most `limit` requests and starts them. Returns how many.
     #[inline]
     pub(crate) fn pop_and_submit(
         &mut self,
@@ -128,7 +129,7 @@ impl BlkQueue {
                 break;
             }
         }
-        // Retried requests were popped long ago, so they are not the last ones of the ring.
+        // These requests were popped long ago, so they are not the last ones of the ring.
         if is_retry {
             self.requests.bar_recall();
         }
@@ -136,21 +137,21 @@ impl BlkQueue {
         popped
     }
 
-    /// Pops up to `max` of the requests that wait for space again. Returns how many.
+    /// Pops up to `max` of the requests that wait for space, to retry them. Returns how many.
     #[cold]
     fn pop_waiting(&mut self, queue: &mut impl Chains, (max, now_ns): (usize, u64)) -> usize {
         let tried = self.requests.room.begin_retry(now_ns);
         let popped = queue.pop_aside(&mut self.batch, max.min(tried));
         if popped == 0 && queue.in_flight() == 0 {
-            // The last waiting request was answered with another error.
+            // No request waits any more: the last one was answered with another error.
             self.requests.room.end(true);
         }
         popped
     }
 
-    /// Gives up the requests that wait for space, because the driver must get its memory back. If
-    /// they were popped last, they are put back into the ring; else a batch of them fails. Returns
-    /// how many failed, and whether some are left for another call.
+    /// Ends the waiting of requests for space, because the driver must get its memory back. If they
+    /// were popped last, they are put back into the ring; else a batch of them fails. Returns how
+    /// many failed, and true if some are left for another call.
     pub(super) fn give_up_aside(
         &mut self,
         queue: &mut impl Chains,
@@ -184,8 +185,8 @@ impl BlkQueue {
         (failed, has_more)
     }
 
-    /// Puts the last chains of the batch back unchanged: into the ring, or to the waiting requests
-    /// if they come from there.
+    /// Puts the chains of these indexes back unchanged: into the ring, or, if `is_retry`, to those
+    /// that are set aside. Returns how many chains of the batch are left.
     #[cold]
     fn put_back(
         &mut self,
@@ -204,11 +205,12 @@ impl BlkQueue {
         left
     }
 
-    /// Parses one chain. A chain without room for header or status stops the queue.
+    /// Parses one chain and adds its request to the burst. A chain that has no space for header or
+    /// status stops the queue.
     #[inline]
     fn take_request(&mut self, queue: &mut impl Chains, index: usize, now_ns: u64) {
         let Some((chain, readable, writable)) = self.batch.take(index) else { return };
-        // An earlier chain of this batch was malformed: the queue stops, and serves no later one.
+        // An earlier chain of this batch was malformed and has stopped the queue: discard this one.
         if queue.fault().is_some_and(|fault| matches!(fault, QueueError::Request(_))) {
             queue.discard(chain);
             return;
@@ -246,7 +248,7 @@ impl BlkQueue {
         }
     }
 
-    /// Ends a turn of the disk, and returns completed requests to the driver.
+    /// Ends a turn of the disk: returns completed requests to the driver.
     #[inline]
     pub(crate) fn complete(
         &mut self,
@@ -258,8 +260,9 @@ impl BlkQueue {
         self.answer(queue, stats, clock, has_more)
     }
 
-    /// Ends a turn of a queue that stops, and puts requests that the disk has not done back into
-    /// the ring. True if the next turn has more to do. [`Self::answer`] must follow.
+    /// Ends a turn of a queue that stops: puts requests that the disk has not done back into the
+    /// ring. Returns true if the next turn has more to do. The caller must call [`Self::answer`]
+    /// next.
     #[cold]
     pub(crate) fn recall(&mut self, queue: &mut impl Chains, ring: Option<&mut Ring>) -> bool {
         let has_more = self.requests.reap();
@@ -285,7 +288,7 @@ impl BlkQueue {
         Completed { count, freed: count, lost, has_more }
     }
 
-    /// As [`Self::answer`], if the host has failed a request, or some wait for space.
+    /// Continues [`Self::answer`] when a request failed on the host, or when some wait for space.
     #[cold]
     #[inline(never)]
     fn answer_failed(
@@ -315,7 +318,8 @@ fn push_answer(
     (result, given): (Result<(), Errno>, u32),
     memory: &GuestMemory,
 ) {
-    // If a request has failed, the driver may rely on the status byte only (§2.7.8.2).
+    // Set the status also of a failed request: then the driver may rely on this byte only
+    // (§2.7.8.2).
     let status = match result {
         Ok(()) => Status::Ok,
         Err(Errno::OPNOTSUPP) => Status::Unsupp,
@@ -325,7 +329,7 @@ fn push_answer(
     queue.push_used(request.chain, 1 + given);
 }
 
-/// The disk's result that corresponds to the status of a request that never reached the disk.
+/// Converts the status of a request that never reached the disk to a disk's result.
 const fn result_of(status: Status) -> Result<(), Errno> {
     match status {
         Status::Ok => Ok(()),
@@ -350,13 +354,13 @@ fn push_readable(readable: Pieces<'_>, out: &mut SliceList) {
     out.extend_part(readable, HEADER_SIZE, usize::MAX);
 }
 
-/// Adds the room for the data of a read to `out`: the first `len` writable bytes.
+/// Adds the buffers for the data of a read to `out`: the first `len` writable bytes.
 #[inline]
 fn push_writable(writable: Pieces<'_>, len: u64, out: &mut SliceList) {
     out.extend_part(writable, 0, host_size(len));
 }
 
-/// Parses a request; the slices of a read or write are pushed to the burst.
+/// Parses a request. For a read or write, pushes its slices to the burst.
 #[inline(always)]
 #[allow(
     clippy::inline_always,
@@ -402,7 +406,7 @@ fn parse(
     }
 }
 
-/// True if the bytes lie inside the device.
+/// True if this range of bytes lies inside the device.
 fn is_inside(shared: &Shared, offset: u64, len: u64) -> bool {
     let capacity = shared.capacity.load(Ordering::Relaxed);
     offset <= capacity && capacity - offset >= len
@@ -420,9 +424,9 @@ fn transfer(shared: &Shared, op: Op, kind: Kind, offset: u64, len: u64) -> Parse
     Parsed::Submit { op, offset, len, kind, bytes }
 }
 
-/// Parses discard, write-zeroes or secure erase: one segment follows the header. A request whose
-/// feature is not offered is unsupported, whatever its segment says. A read-only device offers none
-/// of the three.
+/// Parses a discard, write-zeroes or secure erase, whose segment follows the header. If the device
+/// does not offer the feature (a read-only device never does), the request is unsupported, whatever
+/// its segment contains.
 fn range(shared: &Shared, kind: RequestKind, readable: &[GuestSlice]) -> Parsed {
     let feature = match kind {
         RequestKind::Discard => VIRTIO_BLK_F_DISCARD,

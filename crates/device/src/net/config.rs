@@ -15,14 +15,14 @@ use manyring_wire::virtio::{
 use serde::{Deserialize, Serialize};
 use zerocopy::IntoBytes;
 
-/// The operator's choice for the transmitqs of a device.
+/// When the transmitqs of a device return buffers to the driver; the operator's choice.
 #[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Reclaim {
-    /// Buffers go back as soon as their frames are sent.
+    /// As soon as their frames are sent.
     #[default]
     Off,
-    /// Buffers go back in groups while that makes the guest send longer frames.
+    /// In groups, while that makes the guest send longer frames.
     Auto,
 }
 
@@ -40,7 +40,7 @@ pub enum Offload {
 }
 
 impl Offload {
-    /// The offloads of `port` that this choice allows.
+    /// Returns the offloads of `port` that this choice allows.
     fn of(self, port: Offloads) -> Offloads {
         match self {
             Self::All => port,
@@ -75,7 +75,7 @@ pub(super) fn features(options: &NetOptions, port: &dyn Port, mtu: Option<u16>) 
         | when(options.speed.is_some(), VIRTIO_NET_F_SPEED_DUPLEX)
 }
 
-/// The present config space.
+/// Returns the present config space.
 pub(super) fn config(options: &NetOptions, state: &State) -> NetConfig {
     let status = if state.port.is_link_up() { VIRTIO_NET_S_LINK_UP } else { 0 }
         | if state.announces { VIRTIO_NET_S_ANNOUNCE } else { 0 };

@@ -35,7 +35,7 @@ impl Reply {
     }
 }
 
-/// The feature that the driver must have negotiated for a command.
+/// Returns the feature that the driver must have negotiated for a command.
 pub(super) fn needs(command: &Command) -> u64 {
     match command {
         Command::Rx(RxMode::Promisc | RxMode::AllMulti, _) | Command::MacTable(_) => {
@@ -54,20 +54,21 @@ pub(super) fn needs(command: &Command) -> u64 {
     }
 }
 
-/// The workers and parts of the host that must be told of the change that a command has made.
+/// The workers, or calls of the host, to which a command's change must be passed.
 #[derive(Clone, Debug)]
 enum Reach {
-    /// All queues: their receive filter.
+    /// The receive filter, to all queues.
     Rules,
-    /// These queues: their coalescing parameters.
+    /// Coalescing parameters, to these queues.
     Coalescing(Vec<usize>),
-    /// The queues of all pairs, the host, and the receiveqs that report hashes.
+    /// The pairs in use: to the queues of all pairs, to the host, and to the receiveqs that report
+    /// hashes.
     Pairs,
-    /// The host first, then all queues.
+    /// The offloads: to the host first, then to all queues.
     Offloads,
 }
 
-/// The former value of the setting that a command has changed.
+/// The former value of a setting that a command has changed.
 #[derive(Debug)]
 pub(super) enum Before {
     Filter(MacAddress, Option<Filter>),
@@ -80,7 +81,7 @@ pub(super) enum Before {
     Offloads(Offloads),
 }
 
-/// The pairs that the driver uses, and how its frames are spread over them.
+/// The pairs that the driver uses, and the hash by which frames are spread over them.
 #[derive(Debug)]
 pub(super) struct Steering {
     pairs: usize,
@@ -88,12 +89,12 @@ pub(super) struct Steering {
     hash: Option<Arc<Hasher>>,
 }
 
-/// The two kinds of commands. Unfinished work of one kind delays only commands of that kind.
+/// The two kinds of changes. A slow change of one kind delays only commands of the same kind.
 #[derive(Clone, Copy, Debug)]
 enum Kind {
-    /// Only workers are told.
+    /// The change is passed to workers only.
     Workers,
-    /// The host must be called, which may take long.
+    /// The change needs a call of the host, which may take long.
     Host,
 }
 
@@ -108,31 +109,31 @@ impl Reach {
 
 /// Carries out the commands of one driver, one after another.
 ///
-/// A command sets its part of the state; then the workers or the host are told. If the host
-/// refuses, or if this takes longer than a second, the state is restored, and workers or host are
-/// told again. A call of the host cannot be cancelled: it may return after the answer to the
-/// driver, and another call then undoes it.
+/// A command first changes the state of the device; then the change is passed to workers or the
+/// host. If the host refuses, or if this takes longer than a second, the state is restored, and
+/// passed on again. A call of the host cannot be cancelled: it may return after the driver was
+/// answered; another call then undoes it.
 #[derive(Debug)]
 pub(super) struct Commands {
     inner: Arc<Inner>,
-    /// Work that continues after the answer: at most one task of each [`Kind`].
+    /// Changes that are still being passed on after the answer: at most one task of each [`Kind`].
     late: [Option<JoinHandle<bool>>; 2],
-    /// When the host was called last, and when it may be called again.
+    /// When the host was called last.
     called_at: Instant,
     /// The next command that calls the host waits until this time (`pace.rs`).
     rests_until: Instant,
 }
 
 impl Commands {
-    /// The commands of a driver that has set nothing yet.
+    /// Makes the commands of a driver that has set nothing yet.
     pub(super) fn new(inner: Arc<Inner>) -> Self {
         let now = Instant::now();
         Self { inner, late: [None, None], called_at: now, rests_until: now }
     }
 
-    /// Begins to serve a driver. Unless the driver `goes_on` from a former start of the ring, drops
-    /// all settings and tells workers and host. Waits a second at most, so that commands that need
-    /// no call of the host are served even if the host hangs.
+    /// Begins to serve a driver. Unless the driver `goes_on` from a former start of the ring,
+    /// resets all settings and passes them to workers and host. Waits for that a second at most, so
+    /// that commands without a call of the host are served even if the host hangs.
     pub(super) async fn begin(inner: Arc<Inner>, goes_on: bool) -> Self {
         inner.begin_control(goes_on);
         let mut commands = Self::new(inner);
@@ -146,7 +147,7 @@ impl Commands {
         commands
     }
 
-    /// Writes the driver's settings to the journal, for a process that later serves this guest.
+    /// Writes the driver's settings to the journal, for the process that serves this guest next.
     pub(super) async fn keep_state(&self) {
         let journal = self.inner.journal.lock().unwrap_or_else(PoisonError::into_inner).clone();
         if let Some(journal) = journal {
@@ -154,11 +155,12 @@ impl Commands {
         }
     }
 
-    /// Carries out a command; returns when every worker and the host follow it. A command that is
-    /// refused has no effect, or its effect is undone. There is one exception: if the host filters
+    /// Carries out a command; returns when every worker and the host have applied it. A refused
+    /// command has no effect, or its effect is undone. There is one exception. If the host filters
     /// out some of the frames that a receive mode or a MAC table asks for, the command is refused,
-    /// but the device's own filter changes as the driver asks. Drivers keep their receive modes and
-    /// MAC table whatever the answer is, so the guest gets those frames that the host delivers.
+    /// but the device's own filter changes as the driver asked. Drivers keep their receive modes
+    /// and MAC table whatever the answer is; so the guest gets at least the frames that the host
+    /// delivers.
     pub(super) async fn obey(&mut self, command: Command) -> Result<Reply, CtrlRefusal> {
         let deadline = Instant::now() + TIMEOUT;
         let inner = &self.inner;
@@ -191,13 +193,13 @@ impl Commands {
             Err(refusal) => refusal,
         };
         self.inner.put_back(driver, before);
-        // Unfinished work holds the locks, so it ends before this begins.
+        // An unfinished change holds the locks, so it ends before this task can begin.
         self.leave(kind, vec![reach]);
         let _ = self.settle(kind, deadline).await;
         Err(refusal)
     }
 
-    /// Starts a task that tells workers and host in `reaches`, and may outlive the answer to the
+    /// Starts a task that passes the changes `reaches` on, and that may outlive the answer to the
     /// driver.
     fn leave(&mut self, kind: Kind, reaches: Vec<Reach>) {
         let inner = self.inner.clone();
@@ -214,7 +216,7 @@ impl Commands {
         }
     }
 
-    /// Waits for unfinished work of this kind. Returns false if the host has refused it.
+    /// Waits until changes of this kind are passed on. Returns false if the host refused one.
     async fn settle(&mut self, kind: Kind, deadline: Instant) -> Result<bool, CtrlRefusal> {
         let slot = &mut self.late[kind as usize];
         let Some(late) = slot else { return Ok(true) };
@@ -237,7 +239,8 @@ impl State {
         before
     }
 
-    /// Sets the pairs in use, and spreads frames by `rss`. Returns the former setting.
+    /// Sets the pairs in use, and the hash `rss` that spreads frames over them. Returns the former
+    /// settings.
     fn steer(&mut self, pairs: usize, rss: Option<Arc<Rss>>) -> Before {
         let hash = self.hash.clone();
         if let Some(rss) = &rss {
@@ -259,8 +262,11 @@ impl State {
 }
 
 impl Inner {
-    /// The workers and parts of the host that must be told of `command`: none if it only reads, or
-    /// changes the config space.
+    /// Returns where the change of `command` must be passed to; `None` if it only reads, or changes
+    /// only the config space.
+    ///
+    /// # Errors
+    /// [`CtrlRefusal`]: the command names a queue or value that the device does not have.
     fn reach(&self, command: &Command) -> Result<Option<Reach>, CtrlRefusal> {
         Ok(Some(match command {
             Command::Rx(..)
@@ -296,7 +302,8 @@ impl Inner {
         }))
     }
 
-    /// Sets the value of `command`. Returns the number of the present driver, and the former value.
+    /// Changes the state as `command` says. Returns the number of the present driver, and the
+    /// former value.
     pub(super) fn set(&self, command: Command) -> (u64, Option<Before>) {
         let state = &mut *self.state();
         let before = match command {
@@ -324,7 +331,8 @@ impl Inner {
             }
             Command::QueuePairs(pairs) => state.steer(pairs.into(), None),
             Command::Rss(config) => {
-                // Linux 6.1 keeps using the pairs that it has set before, despite this command.
+                // Do not reduce the pairs in use: Linux 6.1 keeps using the pairs that it set
+                // before, despite this command.
                 let pairs = state.pairs_in_use.max(config.pairs());
                 state.steer(pairs, Some(Arc::new(Rss::new(config))))
             }
@@ -338,7 +346,8 @@ impl Inner {
                 before
             }
             Command::GuestOffloads(bits) => {
-                // Another driver, with other features, may have begun since the check.
+                // Check the bits again: another driver, with other features, may have begun
+                // meanwhile.
                 let wanted = Offloads::of_guest(bits & state.features);
                 Before::Offloads(std::mem::replace(&mut state.port.given, wanted))
             }
@@ -347,7 +356,7 @@ impl Inner {
         (state.drivers, Some(before))
     }
 
-    /// Restores the former value, unless another driver than `driver` has begun since.
+    /// Restores the former value, unless another driver than `driver` has begun meanwhile.
     fn put_back(&self, driver: u64, before: Option<Before>) {
         let state = &mut *self.state();
         if state.drivers != driver {
@@ -369,8 +378,8 @@ impl Inner {
         }
     }
 
-    /// Tells workers and host in `reach` the present settings; returns when they follow. Returns
-    /// false if the host refuses.
+    /// Passes the present settings to the workers or the host; returns when they have applied them.
+    /// Returns false if the host refuses.
     async fn spread(&self, reach: &Reach) -> bool {
         match reach {
             Reach::Rules => self.push_rules().await,
@@ -389,7 +398,7 @@ impl Inner {
         true
     }
 
-    /// The indexes of all transmitqs (`odd` is 1) or receiveqs (0).
+    /// Returns the indexes of all transmitqs (`odd` is 1) or receiveqs (0).
     fn data_queues(&self, odd: usize) -> impl Iterator<Item = usize> + use<> {
         (odd..self.options.queue_pairs * 2).step_by(2)
     }
@@ -401,8 +410,8 @@ impl Inner {
         if runs { Ok(at) } else { Err(CtrlRefusal::Index { index }) }
     }
 
-    /// The coalescing that the driver has set, zeroes if it has set none (§5.1.6.5.9.1). The
-    /// operator's moderation is not reported.
+    /// Returns the coalescing parameters that the driver has set; zeroes if it has set none
+    /// (§5.1.6.5.9.1). The operator's moderation is not reported.
     fn coalescing_of(&self, index: u16) -> Result<Coalescing, CtrlRefusal> {
         let at = self.data_queue(index)?;
         Ok(self.state().vqs[at].coalescing.unwrap_or_default())

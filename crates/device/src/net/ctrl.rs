@@ -1,18 +1,18 @@
-//! controlq: its worker takes commands off the ring, one after another, and a task of the control
-//! thread carries them out (`control.rs`).
+//! controlq: its worker pops commands, one at a time, and a task of the control thread carries them
+//! out (`control.rs`).
 //!
 //! ```text
 //! worker:           pop a chain; copy the command out; send it to the task     -> Clerk
-//! control thread:   carry it out: tell the workers of other queues, call the host
+//! control thread:   carry it out: tell the workers of other queues, call the host;
 //!                   store the answer, wake the worker                          -> Desk
 //! worker:           write the answer; push the chain; pop the next one
 //! ```
 //! 1. The ring and the bytes of a command lie in guest memory, where a page fault can take as long
-//!    as the front-end chooses. Only the worker touches them: if the control thread waited, all
+//!    as the front-end chooses. So only the worker touches them: if the control thread waited, all
 //!    sessions would.
-//! 2. A command changes the state of the control thread, and calls of the host may be slow. No
-//!    worker waits for either: the queue has one command under way, and sleeps until its answer.
-//! 3. The status byte is written when all workers and the host follow the command, or after a
+//! 2. A command changes the state of the control thread, and calls of the host may be slow. So no
+//!    worker carries it out: the queue has one command under way, and sleeps until its answer.
+//! 3. The status byte is written when all workers and the host have applied the command, or after a
 //!    second at the latest, because a Linux guest spins until then.
 
 use super::Inner;
@@ -34,14 +34,16 @@ use tokio::sync::mpsc;
 
 /// Longest command that is read: a MAC table of ten thousand addresses.
 const COMMAND_SIZE_MAX: u64 = 64 << 10;
-/// The most refusals that are logged for each start of the queue: a guest must not fill the log.
+/// The most refusals that are logged for each start of the queue, so that a guest cannot fill the
+/// log.
 const REFUSALS_TOLD: u32 = 10;
 
-/// The place where the task leaves the answer to a command for the worker.
+/// Passes the answer to a command from the task to the worker.
 #[derive(Debug)]
 struct Desk {
     answer: Mutex<Option<Reply>>,
-    /// Written when there is an answer; never read.
+    /// Eventfd that is written when there is an answer. The worker watches it edge-triggered, and
+    /// never reads it.
     event: OwnedFd,
 }
 
@@ -61,27 +63,27 @@ impl Desk {
     }
 }
 
-/// A command that was sent to the task, and whose answer is awaited.
+/// A command that was sent to the task and is not answered yet.
 #[derive(Debug)]
 struct UnderWay {
     chain: Chain,
     epoch: Epoch,
-    /// The guest memory for the answer, kept mapped until it is written.
+    /// The guest memory for the answer; the list keeps it mapped until the answer is written.
     room: SliceList,
 }
 
-/// The worker's half of a control queue: serves its ring.
+/// The part of a control queue that the worker runs: serves its ring.
 #[derive(Debug)]
 pub(super) struct ControlQueue {
     batch: Batch,
     under_way: Option<UnderWay>,
     epochs: Epochs,
     desk: Arc<Desk>,
-    /// The channel to the task, which holds one command at a time.
+    /// The channel to the task; it holds one command at a time.
     commands: mpsc::Sender<Vec<u8>>,
 }
 
-/// The control thread's half of a control queue: carries out its commands.
+/// The part of a control queue that the control thread runs, as a task: carries out its commands.
 #[derive(Debug)]
 pub(super) struct Clerk {
     device: String,
@@ -94,7 +96,8 @@ pub(super) struct Clerk {
 /// Starts the control queue of `activation`.
 ///
 /// # Errors
-/// [`StartError::Backend`]: the host has no eventfd to give. [`StartError::NoWorker`].
+/// [`StartError::Backend`]: no eventfd can be made. [`StartError::NoWorker`]: no worker can be
+/// started.
 pub(super) async fn start(
     inner: &Arc<Inner>,
     activation: Activation,
@@ -103,13 +106,13 @@ pub(super) async fn start(
     let (queue, clerk) = halves(inner, commands, activation.queue.memory().clone())?;
     tokio::spawn(clerk.run());
     let stats = inner.stats.to_run(activation.index);
-    // The queue runs on the worker of the first pair, which the operator or the balancer chooses.
+    // Run the queue on the worker of the first pair, which the operator or the balancer chooses.
     let home = Home { device: inner.options.name.clone(), unit: 0 };
     let queue = activation.running(queue, stats, Moderation::Off);
     inner.pool.start(queue, home).ok_or(StartError::NoWorker)
 }
 
-/// Makes the worker's half of a control queue, and the control thread's.
+/// Makes the two parts of a control queue: the worker's and the control thread's.
 pub(super) fn halves(
     inner: &Inner,
     commands: Commands,
@@ -146,7 +149,8 @@ impl ControlQueue {
         true
     }
 
-    /// Pops the next command, unless one is under way. Returns false if none was popped.
+    /// Pops the next command and sends it to the task, unless one is under way. Returns false if
+    /// none was popped.
     pub(super) fn take(&mut self, queue: &mut impl Chains) -> bool {
         if self.under_way.is_some() || queue.pop_batch(&mut self.batch, 1) == 0 {
             return false;
@@ -161,11 +165,11 @@ impl ControlQueue {
         };
         let mut bytes = vec![0; size];
         copy_from_slices(&readable, &mut bytes);
-        // The command may take long: this list keeps the memory of its answer mapped.
+        // The command may take long: this list keeps the memory for its answer mapped.
         let mut room = SliceList::new();
         room.extend(writable);
-        // Truncated memory reads as zeroes, which no driver has written. If sending to the task
-        // fails, the daemon is ending.
+        // If guest memory was truncated, the bytes may be zeroes that no driver has written:
+        // discard the command. Sending to the task fails only while the daemon ends.
         if queue.is_broken() || self.commands.try_send(bytes).is_err() {
             queue.discard(chain);
             return true;
@@ -233,8 +237,8 @@ impl Clerk {
 
     async fn serve(&mut self, bytes: &[u8]) {
         let reply = self.obey(bytes).await;
-        // Write the journal before the answer: if this process is killed in between, the command is
-        // served again, and finds its settings in place.
+        // Write the journal before the answer: if this process is killed in between, the next
+        // process serves the command again, which then changes nothing.
         self.commands.keep_state().await;
         self.desk.leave(reply);
     }

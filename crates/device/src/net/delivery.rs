@@ -1,8 +1,8 @@
 //! `Delivery`: applies the rules to a frame from the port, and delivers or drops it.
 //!
-//! A frame that a port lends is checked, copied into the guest's buffers and returned here. A frame
-//! that was read (`rx.rs`) already lies in the guest's buffers; the same rules apply to it, and its
-//! buffers are returned in the same way.
+//! A frame that a port lends is checked, copied into the guest's buffers and pushed here. A frame
+//! that the port read (`rx.rs`) already lies in the guest's buffers; the same rules apply to it,
+//! and its buffers are pushed in the same way.
 
 use super::posted::Posted;
 use super::rules::RxDecision;
@@ -16,7 +16,7 @@ use manyring_wire::net::{HEADER_SIZE, RawNetHeader};
 use std::sync::Arc;
 use zerocopy::transmute;
 
-/// An Ethernet header.
+/// Size of an Ethernet header in bytes.
 const ETHERNET_SIZE: usize = 14;
 
 /// The rules of a receiveq, and the buffers that it fills.
@@ -24,14 +24,14 @@ const ETHERNET_SIZE: usize = 14;
 pub(super) struct Delivery {
     pub(super) rules: Arc<Rules>,
     pub(super) posted: Posted,
-    /// Bytes of the lent frame that waits for more buffers; 0: no frame waits.
+    /// Bytes of a lent frame that waits until the driver posts more buffers; 0: none waits.
     pub(super) lacking: usize,
-    /// Frames that are taken at once from a port that lends them.
+    /// The most frames to take at once from a port that lends frames.
     pub(super) lent_max: usize,
-    /// The counts of the present turn, which are added to the counters at its end.
+    /// Counts of the present turn, which are added to the queue's counters at its end.
     pub(super) tally: Tally,
-    /// Pieces of the guest's buffers that the present turn has filled, without those of frames that
-    /// `Posted::push_plain` copied into a buffer of one piece.
+    /// Number of buffer pieces that the present turn has filled. Frames that `Posted::push_plain`
+    /// copied into a buffer of one piece are not counted.
     pub(super) pieces_filled: usize,
 }
 
@@ -48,7 +48,8 @@ impl TurnProgress {
         self.turn.packets >= TURN_FRAMES || self.bytes >= TURN_BYTES
     }
 
-    /// Counts a frame of `size` bytes that was taken, and lies in `used` buffers of the guest.
+    /// Counts a frame of `size` bytes that was taken from the port and fills `used` buffers of the
+    /// guest.
     #[inline]
     pub(super) fn add(&mut self, size: usize, used: usize) {
         self.turn.packets += 1;
@@ -63,27 +64,26 @@ impl TurnProgress {
     }
 }
 
-/// Frames and bytes of a turn at most: the driver is called when the turn ends.
+/// The most frames and bytes of a turn; the driver is notified when the turn ends.
 const TURN_FRAMES: usize = 64;
 const TURN_BYTES: usize = 512 << 10;
-/// Pieces of the guest's buffers that a turn may fill: after this many it begins no further frame.
-/// A guest may post buffers whose descriptors have one byte each, and each such piece costs the
-/// worker as much as a hundred bytes in one descriptor: a frame of 64 KiB takes half a millisecond.
-/// In the buffers that Linux posts such a frame has 44 pieces.
+/// The most buffer pieces that a turn may fill: after so many it begins no further frame. A guest
+/// may post buffers whose descriptors have one byte each, and each such piece costs the worker as
+/// much as a hundred bytes in one descriptor: a frame of 64 KiB takes half a millisecond. In the
+/// buffers that Linux posts, such a frame has 44 pieces.
 const TURN_PIECES: usize = 4096;
 
 /// The result of delivering a lent frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Lent {
-    /// The port gets the frame back. The number of the guest's buffers into which it was copied; 0:
-    /// it was dropped.
+    /// The frame was copied into this many buffers, or dropped (0): the port gets it back.
     Done(usize),
-    /// The frame stays with the port until the driver has posted more buffers.
+    /// The frame stays with the port until the driver posts more buffers.
     Stays,
 }
 
 impl Delivery {
-    /// True if the rules let a frame of `len` bytes pass. If not, counts the reason.
+    /// Returns true if the rules let a frame of `len` bytes pass. Counts the drop otherwise.
     #[inline]
     pub(super) fn admits(
         &self,
@@ -102,7 +102,8 @@ impl Delivery {
         false
     }
 
-    /// True if a frame of `len` bytes has a complete Ethernet header. If not, counts the drop.
+    /// Returns true if a frame of `len` bytes has a complete Ethernet header. Counts the drop
+    /// otherwise.
     #[inline]
     pub(super) fn is_whole(len: usize, stats: &QueueStats) -> bool {
         let is_whole = len >= ETHERNET_SIZE;
@@ -112,8 +113,8 @@ impl Delivery {
         is_whole
     }
 
-    /// Writes the header of a frame of `len` bytes before its payload, and returns the buffers of
-    /// the frame to the driver. The result is their number.
+    /// Writes the header of a frame of `len` bytes before its payload, and pushes the frame's
+    /// buffers. Returns their number.
     #[inline]
     pub(super) fn push(
         &mut self,
@@ -139,7 +140,7 @@ impl Delivery {
         self.pieces_filled >= TURN_PIECES
     }
 
-    /// Takes frames that a port lends: up to [`Self::lent_max`], while the turn is not over and
+    /// Delivers frames that a port lends: up to [`Self::lent_max`], while the turn is not over and
     /// buffers suffice. Returns how many frames the port gets back.
     #[inline]
     pub(super) fn take_group(
@@ -174,10 +175,11 @@ impl Delivery {
         count
     }
 
-    /// Copies a lent frame of `len` bytes, header and payload, to the guest.
+    /// Copies a lent frame to the guest. `len` is its length with header and payload.
     ///
     /// The payload may lie in the memory of another guest, which can change it during the copy.
-    /// Only the filter looks at it, which the receiving guest has for convenience, not for safety.
+    /// Only the receive filter reads it, which serves the receiving guest's convenience and not its
+    /// safety.
     #[inline]
     fn take_lent(
         &mut self,
@@ -213,8 +215,8 @@ impl Delivery {
         Lent::Done(self.push(queue, header, len))
     }
 
-    /// The fast path of a frame whose first bytes lie apart from the rest. False: nothing has
-    /// changed, and the caller must take the general path.
+    /// Fast path for a frame whose first bytes lie apart from the rest. Returns false, and changes
+    /// nothing, if the caller must take the general path.
     #[inline(never)]
     fn take_headed(
         &mut self,
@@ -231,7 +233,8 @@ impl Delivery {
         is_plain
     }
 
-    /// Pops buffers until a frame of `size` bytes fits. False: the driver has posted too few.
+    /// Pops buffers until a frame of `size` bytes fits. Returns false if the driver has posted too
+    /// few.
     #[cold]
     fn make_room(&mut self, queue: &mut impl Chains, size: usize) -> bool {
         while self.posted.is_mergeable() && !self.posted.fits(size) {
@@ -242,7 +245,7 @@ impl Delivery {
         self.posted.fits(size)
     }
 
-    /// Puts every buffer back into the ring. A frame that waits with its port is lent again later.
+    /// Puts every buffer back into the ring. A frame that waits with the port is lent again later.
     pub(super) fn let_go(&mut self, queue: &mut impl Chains) {
         self.lacking = 0;
         self.posted.let_go(queue);

@@ -15,7 +15,7 @@ use manyring_wire::net::{Command, FRAME_SIZE_MAX, MacAddress, Offloads};
 use std::sync::Arc;
 use tokio::runtime::Runtime;
 
-/// The rules of a guest that accepts the offloads `given`.
+/// Rules for a guest that accepts the offloads `given`.
 fn rules(given: Offloads, filter: Option<Filter>) -> Arc<Rules> {
     Arc::new(Rules {
         link_up: true,
@@ -27,7 +27,7 @@ fn rules(given: Offloads, filter: Option<Filter>) -> Arc<Rules> {
     })
 }
 
-/// A transmitq without a worker: the caller takes its turns.
+/// A transmitq without a worker: the caller takes the turns.
 #[derive(Debug)]
 pub struct SoloTx {
     queue: DeviceQueue,
@@ -39,7 +39,7 @@ impl SoloTx {
     /// Serves `queue` into `port`, which accepts the offloads `taken`.
     ///
     /// # Errors
-    /// [`MemoryError`]: the host has no memory for the burst.
+    /// [`MemoryError`]: no memory for the burst.
     pub fn new(
         queue: DeviceQueue,
         port: Box<dyn PortTx>,
@@ -49,14 +49,15 @@ impl SoloTx {
         Ok(Self { queue, tx, stats: QueueStats::default() })
     }
 
-    /// The queue of a driver whose headers have `size` bytes.
+    /// Sets the driver's header size in bytes.
     #[must_use]
     pub fn with_headers(mut self, size: usize) -> Self {
         self.tx.set_headers(size);
         self
     }
 
-    /// Pops a batch and sends it, or the rest of the last one. Returns (popped, returned).
+    /// Pops a batch and sends it, or sends the rest of the last one. Returns the numbers of chains
+    /// popped and returned.
     pub fn turn(&mut self, is_enabled: bool, now_ns: u64) -> (usize, usize) {
         self.tx.on_port();
         let time = (now_ns, || now_ns);
@@ -85,7 +86,7 @@ impl Drop for SoloTx {
     }
 }
 
-/// A receiveq without a worker: the caller takes its turns.
+/// A receiveq without a worker: the caller takes the turns.
 #[derive(Debug)]
 pub struct SoloRx {
     queue: DeviceQueue,
@@ -97,7 +98,7 @@ impl SoloRx {
     /// Serves `queue` with the frames of `port`.
     ///
     /// # Errors
-    /// [`MemoryError`]: the host has no memory for the spill.
+    /// [`MemoryError`]: no memory for the spill.
     pub fn new(
         queue: DeviceQueue,
         port: Box<dyn PortRx>,
@@ -108,14 +109,14 @@ impl SoloRx {
         Ok(Self { queue, rx, stats: QueueStats::default() })
     }
 
-    /// The queue of a driver whose headers have `size` bytes.
+    /// Sets the driver's header size in bytes.
     #[must_use]
     pub fn with_headers(mut self, size: usize) -> Self {
         self.rx.set_headers(size);
         self
     }
 
-    /// Takes a turn. Returns the number of buffers that were returned.
+    /// Takes a turn. Returns the number of buffers returned to the driver.
     pub fn turn(&mut self) -> usize {
         let turn = self.rx.turn(&mut self.queue, &self.stats);
         self.queue.publish();
@@ -155,7 +156,7 @@ impl SoloControl {
     /// Serves `ring` as the control queue of a device on `port`, with these features negotiated.
     ///
     /// # Panics
-    /// If the host has no eventfd to give.
+    /// If no eventfd can be made.
     pub fn new(runtime: &Runtime, ring: DeviceQueue, port: Arc<dyn Port>, features: u64) -> Self {
         let queue_pairs = port.queue_pairs();
         let options = NetOptions {
@@ -165,7 +166,7 @@ impl SoloControl {
             hash_report: true,
             ..NetOptions::default()
         };
-        // The pool starts no thread before a queue is started in it.
+        // No thread runs: the pool starts one only with a queue.
         let device = NetDevice::new(options, port, Pool::new(PoolOptions::default()));
         runtime.block_on(async {
             device.set_features(features).await;
@@ -192,13 +193,13 @@ impl SoloControl {
         }
     }
 
-    /// The pairs that the driver's hash may choose.
+    /// The number of pairs that the driver's hash may choose.
     #[must_use]
     pub fn hashed_pairs(&self) -> usize {
         self.device.0.state().port.rss.as_ref().map_or(1, |rss| rss.config().pairs())
     }
 
-    /// The device, as the commands have changed it.
+    /// The device, with the settings that the commands have made.
     #[must_use]
     pub fn device(&self) -> &NetDevice {
         &self.device
@@ -211,7 +212,7 @@ impl SoloControl {
     }
 }
 
-/// True if the filter that results from `commands` passes a frame that starts with `bytes`.
+/// True if the filter that `commands` produce passes a frame that starts with `bytes`.
 #[must_use]
 pub fn passes(mac: MacAddress, filters_vlans: bool, commands: Vec<Command>, bytes: &[u8]) -> bool {
     let mut filter = Filter::new(mac, filters_vlans);

@@ -17,7 +17,8 @@ impl From<Passed> for Done {
     }
 }
 
-/// The descriptor that reports finished frames of a port. It is watched always, and never read.
+/// Returns the descriptor by which a port reports finished frames. The worker watches it
+/// edge-triggered, for as long as it runs the queue, and never reads it.
 fn always_watched(done: Readiness<'_>) -> Option<BorrowedFd<'_>> {
     match done {
         Readiness::Fd(fd) => Some(fd),
@@ -170,7 +171,7 @@ impl<R: Chains> Handler<R> for NetRx {
         let awaits_port = !is_gone && has_room && is_open;
         Waits {
             driver: !is_gone && !has_room && is_open,
-            // Without buffers do not watch the port: it would report the same frame at once.
+            // Without buffers do not watch the port: it would report the same frame again at once.
             port: awaits_port.then_some(Awaited::Input),
             at_ns: limited_ns,
             looks: awaits_port && self.readiness().doorbell().is_some(),
@@ -209,6 +210,6 @@ impl<R: Chains> Handler<R> for NetRx {
         false
     }
 
-    /// Nothing is in flight: [`Self::let_go`] was called before.
+    /// Nothing is in flight here: the engine calls [`Self::let_go`] before.
     fn abandon(&mut self, _queue: &mut R) {}
 }

@@ -1,17 +1,17 @@
-//! `Kept`: buffers of sent frames, kept for a moment so that they go back to the driver in a group.
-//! `policy/reclaim.rs` decides when buffers are kept, and why that can pay.
+//! `Kept`: holds the buffers of sent frames for a moment, to return them to the driver in a group.
+//! `policy/reclaim.rs` decides when, and explains why that can pay.
 
 use crate::policy::reclaim::{GROUP_BYTES_MAX, GROUP_FRAMES_MAX, KEEP_NS_MAX, ReclaimPolicy};
 use manyring_engine::stats::QueueStats;
 use manyring_queue::{Chain, Chains};
 use std::vec::Drain;
 
-/// The chains of the present group, and the policy that says whether to keep them.
+/// The chains of the present group, and the policy that decides whether to hold them.
 #[derive(Debug)]
 pub(super) struct Kept {
     policy: ReclaimPolicy,
     chains: Vec<Chain>,
-    /// Bytes of the frames since the group began, and the time when it began.
+    /// Bytes of the frames since the group began, and the time at which it began.
     bytes: u64,
     since_ns: u64,
 }
@@ -21,7 +21,7 @@ impl Kept {
         Self { policy: ReclaimPolicy::new(), chains: Vec::new(), bytes: 0, since_ns: 0 }
     }
 
-    /// When the kept buffers must go back; `None`: none are kept.
+    /// When the held buffers must be returned; `None`: none are held.
     pub(super) fn due_ns(&self) -> Option<u64> {
         (!self.chains.is_empty()).then_some(self.since_ns + KEEP_NS_MAX)
     }
@@ -30,7 +30,7 @@ impl Kept {
         self.due_ns().is_some_and(|due_ns| now_ns >= due_ns)
     }
 
-    /// Called when a burst of `frames` frames and `bytes` bytes is about to be sent.
+    /// Call when a burst of `frames` frames and `bytes` bytes is about to be sent.
     #[inline]
     pub(super) fn on_burst(&mut self, now_ns: u64, frames: u64, bytes: u64) {
         if frames > 0 {
@@ -42,7 +42,7 @@ impl Kept {
         self.bytes += bytes;
     }
 
-    /// True if the chains of the frames of this burst must be kept by [`Self::add`].
+    /// True if the caller must pass the chains of this burst to [`Self::add`].
     #[inline]
     pub(super) fn keeps(&self) -> bool {
         self.policy.keeps()
@@ -54,7 +54,7 @@ impl Kept {
     }
 
     /// Returns the group to the driver if it is complete, has waited long enough, or if the policy
-    /// no longer keeps buffers. The result is the number of chains.
+    /// no longer holds buffers. Returns the number of chains.
     #[inline]
     pub(super) fn settle(&mut self, queue: &mut impl Chains, now_ns: u64) -> usize {
         let group_max = GROUP_FRAMES_MAX.min(usize::from(queue.size()) / 4);
@@ -65,7 +65,7 @@ impl Kept {
         0
     }
 
-    /// Returns all kept buffers to the driver. The result is their number.
+    /// Returns all held buffers to the driver. Returns their number.
     pub(super) fn give_back(&mut self, queue: &mut impl Chains) -> usize {
         let count = self.chains.len();
         for chain in self.chains.drain(..) {

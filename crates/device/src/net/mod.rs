@@ -1,11 +1,12 @@
 //! `NetDevice`: a virtio network device (virtio 1.3 §5.1): queue pairs, features, config space, and
 //! the settings of its guest.
 //!
-//! The control thread owns the state of a device: sessions, the control queue and the control API
-//! change it, and pass each running queue the part that it follows (`Rules`, coalescing, enabled).
-//! There are two kinds of front-ends. One serves the control queue itself (QEMU, Cloud Hypervisor)
-//! and says by `SET_VRING_ENABLE` which pairs are in use. The other leaves the control queue to the
-//! back-end (UML, crosvm) and starts its ring: then `VQ_PAIRS_SET` says so as well.
+//! The control thread owns the state of a device. Sessions, the control queue and the control API
+//! change it, and pass each running queue the settings that the queue follows (`Rules`, coalescing,
+//! enabled). There are two kinds of front-ends. One serves the control queue itself (QEMU, Cloud
+//! Hypervisor) and reports by `SET_VRING_ENABLE` which pairs are in use. The other leaves the
+//! control queue to the back-end (UML, crosvm) and starts its ring: then `VQ_PAIRS_SET` also
+//! decides which pairs are in use.
 
 mod config;
 mod control;
@@ -78,17 +79,18 @@ const ETHERNET_SIZE: usize = 14 + 4;
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct NetOptions {
-    /// Name in the configuration, which whoever makes the device knows.
+    /// Name of the device in the configuration.
     #[serde(skip)]
     pub name: String,
-    /// Queue pairs, 1 to 127: with the control queue, no more vrings than a message can name.
+    /// Number of queue pairs, 1 to 127: with the control queue there may be no more vrings than a
+    /// vhost-user message can name.
     pub queue_pairs: usize,
-    /// MAC address: as the operator says, as the interface demands, or made.
+    /// MAC address: configured, demanded by the interface, or generated.
     #[serde(skip)]
     pub mac: MacAddress,
-    /// MTU that the guest is told, 68 or more; `None`: it is told none.
+    /// MTU that the guest is told, 68 or more; `None`: the device offers no MTU.
     pub mtu: Option<u16>,
-    /// Speed that the guest is told, in Mbit/s, full duplex; `None`: it is told none.
+    /// Speed that the guest is told, in Mbit/s, full duplex; `None`: unknown.
     pub speed: Option<u32>,
     /// How used buffer notifications are held back, unless the driver sets that itself.
     pub moderation: Moderation,
@@ -96,13 +98,14 @@ pub struct NetOptions {
     pub reclaim: Reclaim,
     /// The offloads of the port that the device uses.
     pub offload: Offload,
-    /// Offer to report the hash of each frame (`VIRTIO_NET_F_HASH_REPORT`). The frames of a driver
-    /// that accepts it are received by a slower path.
+    /// True if the device offers to report the hash of each frame (`VIRTIO_NET_F_HASH_REPORT`). A
+    /// driver that accepts this receives frames by a slower path.
     pub hash_report: bool,
 }
 
 impl Default for NetOptions {
-    /// A device called `net` with one pair and all offloads of its port. Its address is none.
+    /// A device called `net` with one pair and all offloads of its port. Its MAC address is all
+    /// zeroes.
     fn default() -> Self {
         Self {
             name: "net".to_owned(),
@@ -123,30 +126,33 @@ impl Default for NetOptions {
 pub(crate) struct NetTurn {
     /// Frames taken from the guest or the port.
     pub(crate) packets: usize,
-    /// Chains returned, and frames in them: a long frame fills several receive buffers.
+    /// Number of chains returned to the driver, and number of frames in them: a long frame fills
+    /// several receive buffers.
     pub(crate) used: usize,
     pub(crate) frames: usize,
-    /// Guest memory was cut away.
+    /// True if guest memory was truncated.
     pub(crate) memory_lost: bool,
-    /// The burst is not over: it continues in the next turn, without a kick.
+    /// True if the burst continues in the next turn, without a kick.
     pub(crate) has_more: bool,
 }
 
 /// The control thread's state of one virtqueue.
 #[derive(Clone, Debug, Default)]
 struct Vq {
-    /// The queue was started and not stopped.
+    /// True from the queue's start to its stop.
     is_started: bool,
-    /// The queue is the control queue that this device serves, or was at its last start.
+    /// True if the queue is the control queue and this device serves it, or served it at its last
+    /// start.
     is_control: bool,
     /// The front-end has enabled the queue.
     is_enabled: bool,
-    /// The worker was told to serve the queue.
+    /// True if the worker was last told to serve the queue.
     is_served: bool,
     route: Weak<Route>,
-    /// The coalescing that the driver has set for the queue, if any.
+    /// The coalescing parameters that the driver has set for the queue.
     coalescing: Option<Coalescing>,
-    /// The driver's settings came from another process, and the ring was not started here yet.
+    /// True if the driver's settings came from another process, and the ring was not started here
+    /// since.
     is_restored: bool,
 }
 
@@ -154,26 +160,27 @@ struct Vq {
 #[derive(Debug)]
 struct State {
     features: u64,
-    /// The number of drivers so far: each begins with nothing set.
+    /// Number of the present driver: it grows with each driver, and each one begins without
+    /// settings.
     drivers: u64,
     port: PortState,
     announces: bool,
     mac: MacAddress,
     /// The MTU that the present driver was told.
     mtu_told: Option<u16>,
-    /// The MTU that the guest was told according to its front-end (`VHOST_USER_NET_SET_MTU`).
+    /// The MTU of which the guest was told, as its front-end reported (`VHOST_USER_NET_SET_MTU`).
     mtu_front_end: Option<u16>,
     filter: Option<Filter>,
-    /// The front-end has left the control queue to this device, and its ring runs.
+    /// True if the front-end leaves the control queue to this device, and its ring runs.
     has_control: bool,
-    /// Pairs that `VQ_PAIRS_SET` has set; valid while the control queue runs here.
+    /// The number of pairs that `VQ_PAIRS_SET` has set; valid while the control queue runs here.
     pairs_in_use: usize,
     /// The hash that the driver has set last.
     hash: Option<Arc<Hasher>>,
     coalescing_tx: Option<Coalescing>,
     coalescing_rx: Option<Coalescing>,
     vqs: Vec<Vq>,
-    /// The state that another process has saved, for the driver whose features come next.
+    /// State from another process, until the driver's features arrive.
     awaited: Option<Arrival>,
 }
 
@@ -181,7 +188,7 @@ struct State {
 #[derive(Debug)]
 pub struct NetDevice(Arc<Inner>);
 
-/// The part of a device that is shared with the task which carries out the control queue's
+/// The state of a device, which it shares with the task that carries out the control queue's
 /// commands.
 #[derive(Debug)]
 struct Inner {
@@ -192,16 +199,16 @@ struct Inner {
     live: Arc<Live<Rules>>,
     limit: Arc<Limit>,
     state: Mutex<State>,
-    /// Held while workers are told of changes, one after another, and never during a call of the
-    /// host. Where both locks are taken, this one is taken second.
+    /// Locked while workers are told of changes, one after another, and never during a call of the
+    /// host. A task that takes this lock and the lock of host calls takes this one second.
     told: tokio::sync::Mutex<()>,
     stats: Arc<DeviceStats>,
-    /// The journal of the settings that the driver makes by the control queue.
+    /// The journal for settings that the driver makes by the control queue.
     journal: Mutex<Option<Arc<dyn StateJournal>>>,
 }
 
 impl NetDevice {
-    /// A device on `port`, whose queues run in `pool`.
+    /// Makes a device on `port`, whose queues run in `pool`.
     #[must_use]
     pub fn new(options: NetOptions, port: Arc<dyn Port>, pool: Arc<Pool>) -> Self {
         let vq_count = options.queue_pairs * 2 + 1;
@@ -245,7 +252,7 @@ impl Inner {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The rules of running queues that follow from the present state.
+    /// Computes the rules of running queues from the present state.
     fn rules(&self) -> Rules {
         let state = self.state();
         let has_mtu = state.features & VIRTIO_NET_F_MTU != 0;
@@ -265,7 +272,7 @@ impl Inner {
         }
     }
 
-    /// Index of the control queue, if the driver has negotiated one.
+    /// Returns the index of the control queue; `None` if the driver has not negotiated one.
     fn control_index(&self, features: u64) -> Option<usize> {
         let has = features & VIRTIO_NET_F_CTRL_VQ != 0;
         has.then(|| controlq(features, self.options.queue_pairs))

@@ -1,8 +1,8 @@
-//! `OwnedPort`: the port of a network device whose queues another process serves: its device
+//! `OwnedPort`: the port of a network device whose queues run in another process: its device
 //! process (docs/design/0021).
 //!
-//! This process, the supervisor, keeps the host's interface: it carries out the operator's changes,
-//! watches the interface, and makes the calls of the host that the guest may choose. The device
+//! This process, the supervisor, owns the host's interface: it carries out the operator's changes,
+//! watches the interface, and makes those calls of the host that the guest may cause. The device
 //! process has a [`NetDevice`] with the guest's session, on a port that sends requests to this
 //! process.
 
@@ -19,27 +19,27 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::{MutexGuard as CallsGuard, watch};
 use tokio::time::{Instant, sleep_until};
 
-/// Choices of a guest that concern only itself, for the operator's display.
+/// Settings that the guest made in the device process, for the API.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Guest {
-    /// The MAC address that its driver has set.
+    /// The MAC address that the driver has set.
     pub mac: Option<MacAddress>,
-    /// Its driver can announce itself, and its control queue is served by the back-end.
+    /// True if the driver can announce itself, and the back-end serves its control queue.
     pub announces: bool,
-    /// The index of its control queue, while the back-end serves that.
+    /// The index of the control queue, while the back-end serves it.
     pub control: Option<usize>,
-    /// The pairs in use, if the process that serves the queues has opened the port itself.
+    /// The number of pairs in use; `None`: this process attaches the pairs itself.
     pub pairs: Option<usize>,
 }
 
-/// State of the interface that the process which serves the queues must learn at each change.
+/// State of the interface of which the device process must be told at each change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Outside {
-    /// The operator has not switched the guest's link off.
+    /// False if the operator has switched the guest's link off.
     pub link_up: bool,
-    /// The interface was deleted, and no other interface with its name was opened yet.
+    /// True if the interface was deleted, and no other interface with its name was opened yet.
     pub is_gone: bool,
-    /// How often another interface was opened in its place: each has new queues.
+    /// How often an interface was opened in place of a deleted one: each has new queues.
     pub joins: u64,
     /// The MTU that the next driver will be told, in bytes.
     pub mtu: Option<u16>,
@@ -50,16 +50,17 @@ pub struct Outside {
 #[derive(Debug)]
 struct State {
     port: PortState,
-    /// The pairs that the host must use for the process that serves them.
+    /// For each pair, whether the host must use it; the device process requests that.
     pairs: Vec<bool>,
     guest: Guest,
-    /// The control queue that the guest had last, which is shown also after the guest has left.
+    /// The index of the guest's last control queue, which the API shows also after the guest has
+    /// left.
     control: Option<usize>,
     /// How often the operator has asked the guest to announce itself.
     announcements: u64,
 }
 
-/// A port whose queues another process serves.
+/// A port whose queues run in another process.
 #[derive(Debug)]
 pub struct OwnedPort {
     name: String,
@@ -69,7 +70,7 @@ pub struct OwnedPort {
 }
 
 impl OwnedPort {
-    /// The port of the device that `options` describe.
+    /// Makes the port of the device that `options` describe.
     #[must_use]
     pub fn new(options: NetOptions, port: Arc<dyn Port>) -> Self {
         let NetOptions { name, queue_pairs, mac, mtu, .. } = options;
@@ -93,13 +94,13 @@ impl OwnedPort {
         &self.name
     }
 
-    /// A value that changes whenever [`Self::outside`] does.
+    /// Returns a receiver that is notified whenever [`Self::outside`] changes.
     #[must_use]
     pub fn changes(&self) -> watch::Receiver<u64> {
         self.host.changes.subscribe()
     }
 
-    /// The present state of the interface, for the process that serves the queues.
+    /// Returns the present state of the interface, for the device process.
     #[must_use]
     pub fn outside(&self) -> Outside {
         let state = self.state();
@@ -112,7 +113,7 @@ impl OwnedPort {
         }
     }
 
-    /// Shows the choices of the guest.
+    /// Stores the settings of the guest, for the API.
     pub fn show_guest(&self, guest: Guest) {
         let mut state = self.state();
         state.control = guest.control.or(state.control);
@@ -123,23 +124,24 @@ impl OwnedPort {
     /// (`pace.rs`).
     ///
     /// # Errors
-    /// `EINVAL`: there is no such pair. `EIO`: the host refuses, and the log says why.
+    /// `EINVAL`: there is no such pair. `EIO`: the host refuses; the log says why.
     pub async fn lend_pair(&self, pair: usize, attached: bool) -> Result<(), Errno> {
         *self.state().pairs.get_mut(pair).ok_or(Errno::INVAL)? = attached;
         self.apply_pairs().await;
         let state = self.state();
-        // While the interface is gone, the setting is only stored: the next interface gets it.
+        // While the interface is deleted, the setting is only stored, and applied to the next
+        // interface.
         match state.port.is_gone || state.port.attached[pair] == attached {
             true => Ok(()),
             false => Err(Errno::IO),
         }
     }
 
-    /// Sets the offloads of frames for the guest, at the pace of [`Self::lend_pair`]: each change
-    /// takes the host's network lock as well.
+    /// Sets the offloads of frames for the guest. The pace is that of [`Self::lend_pair`], since
+    /// each change takes the host's network lock, too.
     ///
     /// # Errors
-    /// `EINVAL`: the port delivers no such frames. `EIO`: the host refuses, and the log says why.
+    /// `EINVAL`: the port does not support them. `EIO`: the host refuses; the log says why.
     pub async fn lend_offloads(&self, offloads: Offloads) -> Result<(), Errno> {
         if offloads.guest_features() & !self.host.port.given().guest_features() != 0 {
             return Err(Errno::INVAL);
@@ -153,11 +155,12 @@ impl OwnedPort {
         if follows { Ok(()) } else { Err(Errno::IO) }
     }
 
-    /// Makes the host deliver frames by the pairs that the hash of the guest chooses, at the pace
-    /// of [`Self::lend_pair`]: each change loads a program. `None`: the host chooses.
+    /// Has the host choose the pair of each frame by the guest's hash; `None`: by its own. The pace
+    /// is that of [`Self::lend_pair`], since each change loads a BPF program.
     ///
     /// # Errors
-    /// `EINVAL`: the port cannot, or has too few pairs. `EIO`: the host refuses; the log says why.
+    /// `EINVAL`: the port cannot hash, or has too few pairs. `EIO`: the host refuses; the log says
+    /// why.
     pub async fn lend_rss(&self, rss: Option<RssConfig>) -> Result<(), Errno> {
         let can = |rss: &RssConfig| self.host.port.can_hash() && rss.pairs() <= self.queue_pairs();
         if !rss.as_ref().is_none_or(can) {
@@ -178,7 +181,8 @@ impl OwnedPort {
         Err(Errno::IO)
     }
 
-    /// Detaches all pairs from the host, because the process that served the queues is gone.
+    /// Detaches all pairs from the host, and resets hash and offloads, because the process that
+    /// served the queues is gone.
     pub async fn take_back(&self) {
         let _ = self.lend_rss(None).await;
         self.state().pairs.fill(false);
@@ -191,7 +195,7 @@ impl OwnedPort {
         self.host.calls.lock().await
     }
 
-    /// Waits until the next change may begin (`pace.rs`).
+    /// Waits until the next change may begin (`pace.rs`). Returns the time then.
     async fn turn(&self) -> Instant {
         let next = self.calls().await.next();
         sleep_until(next).await;
@@ -278,7 +282,7 @@ impl HasPort for OwnedPort {
         port.next_pair(is_refused, |pair| !port.is_gone && pairs[pair])
     }
 
-    /// No queue runs here: the process that serves them is told by a command.
+    /// No queue runs in this process: a command tells the device process.
     async fn push_rules(&self) {}
 
     async fn apply_pairs(&self) -> bool {
@@ -292,7 +296,7 @@ impl HasPort for OwnedPort {
 }
 
 impl NetDevice {
-    /// The guest's choices, for the process that has the port.
+    /// Returns the guest's settings, for the process that owns the port.
     #[must_use]
     pub fn guest(&self) -> Guest {
         let state = self.0.state();

@@ -1,26 +1,27 @@
-//! `ChangePace`: bounds how often a device may make the host change the queues in use.
+//! `ChangePace`: limits how often a device may make the host change the queues in use.
 //!
 //! Each change takes the host's network lock, which all guests of the host share, and waits for a
-//! grace period of the kernel. A guest whose VMM serves the control queue causes changes by
+//! grace period (RCU) of the kernel. A guest whose VMM serves the control queue causes changes by
 //! `VQ_PAIRS_SET`, which the VMM turns into vhost-user messages; a front-end can also send these by
 //! itself. So a device has some free changes, enough to start and stop several times, and regains
-//! them slowly. Beyond these it rests after each change for a multiple of the change's time.
+//! them slowly. After each further change it must pause for a multiple of the time that the change
+//! took.
 
 use manyring_engine::Rate;
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// Free changes for each queue pair: attached and detached, four times.
+/// Free changes for each queue pair: four times attached and detached.
 const FREE_OF_PAIR: u32 = 8;
 /// The time after which one free change is regained.
 const REGAIN: Duration = Duration::from_millis(100);
-/// The rest after a change that is not free: this many times the time of the change, [`REST_MAX`]
-/// at most. So a device has the lock for a fifth of the time, or for more if a change takes longer
-/// than 25 ms.
+/// The pause after a change that is not free: this many times the time that the change took,
+/// [`REST_MAX`] at most. So a device can hold the lock for a fifth of the time, or for more if a
+/// change takes longer than 25 ms.
 pub(super) const REST: u32 = 4;
 pub(super) const REST_MAX: Duration = Duration::from_millis(100);
 
-/// The changes of one device.
+/// The limit for one device.
 #[derive(Debug)]
 pub(super) struct ChangePace {
     free: Rate,
@@ -28,13 +29,13 @@ pub(super) struct ChangePace {
 }
 
 impl ChangePace {
-    /// The pace of a device with `pairs` queue pairs.
+    /// Makes the limit for a device with `pairs` queue pairs.
     pub(super) fn new(pairs: usize, now: Instant) -> Self {
         let free = FREE_OF_PAIR * u32::try_from(pairs).unwrap_or(u32::MAX / FREE_OF_PAIR);
         Self { free: Rate::of(free, REGAIN, now), rests_until: now }
     }
 
-    /// When the next change may begin.
+    /// Returns when the next change may begin.
     pub(super) fn next(&self) -> Instant {
         self.rests_until
     }

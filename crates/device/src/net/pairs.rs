@@ -15,11 +15,12 @@ use manyring_wire::net::{Coalescing, MacAddress, Offloads, VIRTIO_NET_F_MRG_RXBU
 use rustix::io::Errno;
 use std::sync::Arc;
 
-/// A RARP frame (RFC 903, "request reverse"), as QEMU sends it to announce a guest that has moved.
+/// Makes a RARP frame (RFC 903, "request reverse"), like QEMU's that announces a guest after a
+/// migration.
 fn rarp(mac: MacAddress) -> Vec<u8> {
     let mut frame = vec![0xff; 6];
     frame.extend(mac);
-    // Type RARP; Ethernet, IPv4, sizes 6 and 4, operation 3.
+    // Type RARP; hardware Ethernet, protocol IPv4, sizes 6 and 4, operation 3 (request reverse).
     frame.extend([0x80, 0x35, 0, 1, 0x08, 0, 6, 4, 0, 3]);
     for _ in 0..2 {
         frame.extend(mac);
@@ -29,7 +30,7 @@ fn rarp(mac: MacAddress) -> Vec<u8> {
     frame
 }
 
-/// The driver's coalescing parameters, as limits for the engine.
+/// Converts the driver's coalescing parameters for the engine.
 fn limits(wish: Option<Coalescing>) -> Option<Limits> {
     wish.map(|wish| Limits { count_max: wish.packets_max, delay_us_max: wish.delay_us_max })
 }
@@ -39,7 +40,8 @@ fn no_memory(_: MemoryError) -> StartError {
 }
 
 impl State {
-    /// True if the virtqueue runs and is enabled, its pair is in use, and its port exists.
+    /// True if the virtqueue is started and enabled, its pair is in use, and the port's interface
+    /// exists.
     fn serves(&self, index: usize) -> bool {
         let in_use = !self.has_control || index / 2 < self.pairs_in_use;
         let in_use = in_use && !self.port.is_gone;
@@ -63,7 +65,7 @@ impl NetDevice {
 }
 
 impl Inner {
-    /// Starts a receiveq or transmitq. The host is asked to use its pair first.
+    /// Starts a receiveq or transmitq. First asks the host to use its pair.
     pub(super) async fn start_queue(
         &self,
         activation: Activation,
@@ -98,7 +100,7 @@ impl Inner {
     async fn start_attached(&self, mut activation: Activation) -> Result<QueueHandle, StartError> {
         let (index, features) = (activation.index, activation.features);
         let (pair, is_rx) = (index / 2, index.is_multiple_of(2));
-        // Held until the queue can be told of changes, so that it misses none.
+        // Hold the lock until the queue can be told of changes, so that it misses none.
         let _told = self.told.lock().await;
         activation.enabled = {
             let mut state = self.state();
@@ -126,7 +128,7 @@ impl Inner {
         Ok(handle)
     }
 
-    /// The handler of a receiveq. The caller holds `told`.
+    /// Makes the handler of a receiveq. The caller must hold `told`.
     fn receiver(&self, pair: usize, features: u64, ring_size: u16) -> Result<NetRx, StartError> {
         let port = self.host.port.open_rx(pair)?;
         let is_mergeable = features & VIRTIO_NET_F_MRG_RXBUF != 0;
@@ -136,7 +138,7 @@ impl Inner {
         Ok(rx)
     }
 
-    /// The handler of a transmitq. The caller holds `told`.
+    /// Makes the handler of a transmitq. The caller must hold `told`.
     fn transmitter(&self, pair: usize, features: u64) -> Result<NetTx, StartError> {
         let port = self.host.port.open_tx(pair)?;
         let tx = NetTx::new(port, self.renew_rules(), Offloads::of_host(features));
@@ -146,7 +148,8 @@ impl Inner {
         Ok(tx.limited(self.limit.clone()))
     }
 
-    /// Makes new rules from the present state. The caller must tell the running queues.
+    /// Computes new rules from the present state, and returns them. The caller must tell the
+    /// running queues.
     fn renew_rules(&self) -> Arc<Rules> {
         self.live.set(self.rules());
         self.live.load()
@@ -159,7 +162,7 @@ impl Inner {
         self.apply_pairs().await;
     }
 
-    /// Called when a virtqueue has stopped, or did not start.
+    /// Call when a virtqueue has stopped, or did not start.
     pub(super) async fn stopped(&self, index: usize, is_control: bool) {
         {
             let mut state = self.state();
@@ -174,9 +177,9 @@ impl Inner {
         self.apply_pairs().await;
     }
 
-    /// Serves the pairs in use, and lets the port spread frames over them as the guest has set it.
-    /// No frame goes to a pair out of use: the hash is set after its pairs are served, and removed
-    /// before pairs are taken out of use. Returns false if the port refuses.
+    /// Has workers serve the pairs in use, and has the port spread frames over them by the guest's
+    /// hash. No frame may go to a pair that is not served: so the hash is set after its pairs are
+    /// served, and removed before pairs are taken out of use. Returns false if the port refuses.
     pub(super) async fn apply_steering(&self) -> bool {
         if self.state().port.rss.is_some() {
             return self.apply_pairs().await && self.apply_rss().await;
@@ -185,7 +188,7 @@ impl Inner {
         self.apply_pairs().await && forgets
     }
 
-    /// Tells each queue whose service has changed. A queue is told to serve only if its pair
+    /// Tells each queue that must begin or stop to serve. A queue is told to begin only if its pair
     /// `may_begin`.
     async fn tell_served(&self, may_begin: impl Fn(&State, usize) -> bool) {
         let _told = self.told.lock().await;
@@ -211,7 +214,8 @@ impl Inner {
         self.state().vqs.iter().filter_map(|vq| vq.route.upgrade()).collect()
     }
 
-    /// Gives virtqueues their coalescing parameters; returns when they follow them.
+    /// Passes coalescing parameters to these virtqueues; returns when their workers have applied
+    /// them.
     pub(super) async fn push_coalescing(&self, indices: &[usize]) {
         let _told = self.told.lock().await;
         for index in indices {
@@ -260,7 +264,7 @@ impl HasPort for Inner {
         state.port.next_pair(is_refused, wanted)
     }
 
-    /// Makes running queues adopt the present rules; returns when they have.
+    /// Has running queues adopt the present rules; returns when they have.
     async fn push_rules(&self) {
         let _told = self.told.lock().await;
         self.renew_rules();
@@ -269,19 +273,20 @@ impl HasPort for Inner {
         }
     }
 
-    /// Serves the queues of the pairs in use and no others. A pair is attached before its queues
-    /// begin to be served, and detached after they have ended. False if the port refuses a change.
+    /// Has workers serve the queues of the pairs in use and no others. A pair is attached to the
+    /// host before its queues are served, and detached after that. Returns false if the port
+    /// refuses a change.
     async fn apply_pairs(&self) -> bool {
-        // First make the changes that need no call of the host, and so wait for none.
+        // First make the changes that need no call of the host: they need not wait for the host.
         self.tell_served(|state, pair| state.port.attached[pair]).await;
         let mut pace = self.host.calls.lock().await;
         let follows = self.attach(&mut pace).await;
-        // Serve pairs that the host has refused as well: frames pass in one direction at least.
+        // Serve also pairs that the host has refused: frames then pass at least in one direction.
         self.tell_served(|_, _| true).await;
         follows
     }
 
-    /// A running driver keeps the MTU that it was told (§5.1.4.2).
+    /// A running driver keeps the MTU that it was told (§5.1.4.2); the next one reads the new MTU.
     fn note_mtu(&self, mtu: u16) {
         let mut state = self.state();
         state.port.mtu = Some(mtu);

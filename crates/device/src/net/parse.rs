@@ -19,12 +19,13 @@ pub(super) enum Wrong {
     Header,
 }
 
-/// Copies the header of `SIZE` bytes once, checks it, and adds the frame behind it to the
-/// burst, under `token`. `taken`: the offloads that the port takes; `checks_place`: the port looks
-/// at the place of each partial checksum itself ([`manyring_backend::net::PortTx::checks_place`]).
+/// Copies the header of `SIZE` bytes once, checks it, and adds the frame behind it to the burst,
+/// under `token`. `taken`: the offloads that the port accepts. `checks_place`: the port itself
+/// checks the offsets of each partial checksum ([`manyring_backend::net::PortTx::checks_place`]).
 ///
-/// [`HEADER_SIZE`] bytes are copied even if the header is shorter. Then the last two, which are
-/// `num_buffers` in a long header, belong to the frame: the check ignores that field (§5.1.6.2).
+/// [`HEADER_SIZE`] bytes are copied even if the header is shorter. Then the last two bytes, which
+/// are `num_buffers` in a long header, belong to the frame: the check ignores that field
+/// (§5.1.6.2).
 #[inline(always)]
 #[allow(
     clippy::inline_always,
@@ -65,21 +66,21 @@ pub(super) fn add_frame<const SIZE: usize>(
     Ok(())
 }
 
-/// True if the partial checksum of the frame behind the first `skip` bytes lies behind all headers
-/// by which a switch or the host decides about the frame (`wire::net::place`).
+/// Returns true if the partial checksum of the frame behind the first `skip` bytes lies behind all
+/// headers by which a switch or the host routes the frame (`wire::net::place`).
 ///
 /// The driver can change the frame after this check. So a port that examines more of the frame than
-/// its Ethernet header, or whose host does, repeats the check on the bytes that it passes on.
+/// its Ethernet header, or whose host does, must repeat the check on the bytes that it passes on.
 ///
-/// The plain version is [`is_in_place_by_copy`]. Nearly all frames are TCP or UDP directly behind
-/// Ethernet and IP, and their first bytes lie in one piece: for these, only the usual places are
+/// [`is_in_place_by_copy`] is the plain version. Nearly all frames are TCP or UDP directly behind
+/// Ethernet and IP, and their first bytes lie in one piece: for these, only the usual offsets are
 /// compared. All other frames are copied and parsed.
 #[inline]
 fn is_in_place(header: &RawNetHeader, readable: &[GuestSlice], skip: usize) -> bool {
     let frame = match readable {
         [first, ..] if first.len() > skip => first.split_at(skip).1,
         [first, second, ..] if first.len() == skip => *second,
-        // The header itself lies in pieces.
+        // The header lies in several pieces.
         _ => return is_in_place_by_copy(header, readable, skip),
     };
     let start = frame.read_array::<USUAL_BYTES>();

@@ -1,7 +1,6 @@
-//! The host's side of a network device: the settings of guest and operator for the port, and the
-//! settings that the host was last told. A device whose queues run in this process has one
-//! ([`super::NetDevice`]), and so has the supervisor for a port whose queues a device process
-//! serves ([`super::OwnedPort`]).
+//! The port of a network device: the settings of guest and operator for it, and those that the host
+//! was last told. A device whose queues run in this process has one ([`super::NetDevice`]), and so
+//! has the supervisor for a port whose queues run in a device process ([`super::OwnedPort`]).
 
 use super::pace::ChangePace;
 use manyring_backend::net::Port;
@@ -13,16 +12,18 @@ use std::sync::Arc;
 use tokio::sync::{Notify, watch};
 use tokio::time::{Instant, sleep_until};
 
-/// The settings of guest and operator for a port, and the settings that the host was last told.
+/// Settings of guest and operator for a port, and the settings that the host was last told.
 #[derive(Debug)]
 pub(super) struct PortState {
-    /// The operator has not switched the guest's link off.
+    /// False if the operator has switched the guest's link off.
     pub(super) link_up: bool,
-    /// The link's state that guest and operator see: up only once the queues pass frames.
+    /// The state of the link that guest and operator see: up only once the queues pass frames.
     pub(super) is_link_shown: bool,
-    /// The host's interface was deleted: the guest's link is down until one is opened again.
+    /// True while the host's interface is deleted: the guest's link is down until another one is
+    /// opened.
     pub(super) is_gone: bool,
-    /// The loss of the interface is shown to guest and operator, until the queues are served again.
+    /// True while guest and operator see that the interface is lost: until its queues are served
+    /// again.
     pub(super) is_loss_shown: bool,
     /// How often an interface was opened in place of a deleted one.
     pub(super) joins: u64,
@@ -30,7 +31,7 @@ pub(super) struct PortState {
     pub(super) mtu: Option<u16>,
     /// The offloads that the guest accepts.
     pub(super) given: Offloads,
-    /// The pair of each frame, if the guest has set that.
+    /// The guest's hash, which chooses the pair of each frame; `None`: the guest has set none.
     pub(super) rss: Option<Arc<Rss>>,
     /// The settings that the host was last told: pairs in use, offloads, and hash.
     pub(super) attached: Vec<bool>,
@@ -39,7 +40,7 @@ pub(super) struct PortState {
 }
 
 impl PortState {
-    /// A port of which the host uses no pair.
+    /// Makes the state of a port of which the host uses no pair.
     pub(super) fn new(queue_pairs: usize, mtu: Option<u16>) -> Self {
         Self {
             link_up: true,
@@ -60,13 +61,13 @@ impl PortState {
         self.is_link_shown && !self.is_loss_shown
     }
 
-    /// Pairs that the host uses.
+    /// The number of pairs that the host uses.
     pub(super) fn attached_pairs(&self) -> usize {
         self.attached.iter().filter(|attached| **attached).count()
     }
 
-    /// The next pair that must be attached to the host or detached, and which of the two. Pairs
-    /// that are `is_refused` are skipped.
+    /// Returns the next pair that must be attached (true) or detached (false). Pairs that are
+    /// `is_refused` are skipped.
     pub(super) fn next_pair(
         &self,
         is_refused: &[bool],
@@ -78,12 +79,13 @@ impl PortState {
     }
 }
 
-/// A port, and what its changes need.
+/// A port, with the locks and channels for changes of it.
 #[derive(Debug)]
 pub(super) struct HostPort {
     pub(super) port: Arc<dyn Port>,
-    /// Held during calls of the host, which may take long, so that they are made one after another.
-    /// Each call uses the state at that time, so that the last one has the newest state.
+    /// Held during a call of the host, which may take long, so that calls are made one after
+    /// another. Each call reads the state only when it has the lock, so the last call always sets
+    /// the newest state.
     pub(super) calls: tokio::sync::Mutex<ChangePace>,
     pub(super) changes: watch::Sender<u64>,
     /// Notified when the host's interface may have been deleted, or may be back.
@@ -100,42 +102,42 @@ impl HostPort {
         }
     }
 
-    /// Notifies the subscribers to changes of the device's state.
+    /// Notifies the subscribers to changes of the device.
     pub(super) fn change(&self) {
         self.changes.send_modify(|n| *n += 1);
     }
 }
 
-/// A device with a port, which makes the calls of the host that guest and operator ask for.
+/// A device with a port: makes the calls of the host for settings of guest and operator.
 pub(super) trait HasPort {
     /// The device's name.
     fn name(&self) -> &str;
 
     fn host(&self) -> &HostPort;
 
-    /// Reads or changes the state. Must not block.
+    /// Calls `act` with the state. `act` must not block.
     fn with<T>(&self, act: impl FnOnce(&mut PortState) -> T) -> T;
 
-    /// The next pair that must be attached or detached: see [`PortState::next_pair`].
+    /// Returns the next pair to attach or detach: see [`PortState::next_pair`].
     fn next_pair(&self, is_refused: &[bool]) -> Option<(usize, bool)>;
 
-    /// Makes running queues follow the state; returns when they do.
+    /// Has running queues adopt the state; returns when they have.
     async fn push_rules(&self);
 
-    /// Serves the queues of the pairs in use and no others. Returns false if the port refuses a
-    /// change.
+    /// Has workers serve the queues of the pairs in use and no others. Returns false if the port
+    /// refuses a change.
     async fn apply_pairs(&self) -> bool;
 
     /// Sets the MTU that the next driver will be told.
     fn note_mtu(&self, mtu: u16);
 
-    /// Attaches the pairs that are served to the host, and detaches the others. False: the host has
-    /// refused a change. The caller holds the `calls`.
+    /// Attaches the pairs that are served to the host, and detaches the others. Returns false if
+    /// the host refused a change. `pace` is the content of the locked `calls`.
     async fn attach(&self, pace: &mut ChangePace) -> bool {
         let mut is_refused = vec![false; self.with(|state| state.attached.len())];
         while self.next_pair(&is_refused).is_some() {
             sleep_until(pace.next()).await;
-            // The wanted pairs may have changed during the sleep.
+            // Ask again: the wanted pairs may have changed during the sleep.
             let Some((pair, wanted)) = self.next_pair(&is_refused) else { break };
             let (port, began) = (self.host().port.clone(), Instant::now());
             let done = aside(move || port.set_attached(pair, wanted)).await;
@@ -173,10 +175,11 @@ pub(super) trait HasPort {
         }
     }
 
-    /// Lets the port choose the pair of each frame as the guest has set. False: it refuses.
+    /// Has the port choose the pair of each frame by the guest's hash. Returns false if the port
+    /// refuses.
     async fn apply_rss(&self) -> bool {
-        // Most often there is no hash: do not wait for the lock of a slow host then. A task that
-        // tells the host another hash at this moment checks the state again afterwards.
+        // Usually there is no hash: do not wait for the lock, which a call of a slow host may hold.
+        // A task that is setting another hash at this moment compares the states again afterwards.
         if self.with(|state| state.rss == state.host_rss) {
             return true;
         }
@@ -198,8 +201,8 @@ pub(super) trait HasPort {
     }
 
     /// Switches the guest's link on or off. While it is off, no frame passes. A driver sends as
-    /// soon as it sees its link up, so the guest sees the link up only when its queues already pass
-    /// frames, and sees it down before its queues drop frames.
+    /// soon as it sees its link up; so the guest is shown "up" only after its queues pass frames,
+    /// and "down" before its queues drop frames.
     async fn set_link(&self, up: bool) {
         let changed = self.with(|state| {
             state.is_link_shown &= up;
@@ -215,14 +218,15 @@ pub(super) trait HasPort {
         let port = self.host().port.clone();
         let _ = aside(move || port.set_link(up)).await;
         if up {
-            // The operator may have switched the link off again while the rules and the port were
-            // set.
+            // Read the state again: the operator may have switched the link off while the rules and
+            // the port were set.
             self.with(|state| state.is_link_shown = state.link_up);
             self.host().change();
         }
     }
 
-    /// Sets the host's MTU, and the MTU that the next driver is told. A port may have no MTU.
+    /// Sets the host's MTU, and the MTU that the next driver is told. A port without an MTU is no
+    /// error.
     ///
     /// # Errors
     /// `EINVAL`: `mtu` is below 68. Any other: the error of the host.

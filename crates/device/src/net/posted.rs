@@ -6,21 +6,22 @@ use manyring_wire::net::flow::FLOW_BYTES;
 use manyring_wire::net::rss::{Hash, Hasher};
 use manyring_wire::net::{HEADER_SIZE, LEGACY_HEADER_SIZE, RawNetHeader};
 
-/// The most pieces of one receive buffer: with the spill they must fit one system call.
+/// The most pieces of one receive buffer: together with the spill they must fit one system call
+/// (`IOV_MAX`).
 const PIECES_MAX: usize = 512;
 
-/// Slices and empty descriptors that a turn may pop: after this many it pops no further buffers. A
-/// guest may post buffers of twelve bytes that have two thousand descriptors each, and a frame of
-/// 64 KiB needs thousands of them. In the buffers that Linux posts all frames of a turn have some
-/// four hundred.
+/// The most slices and empty descriptors that a turn may pop: after so many it pops no further
+/// buffers. A guest may post buffers of twelve bytes that have two thousand descriptors each, and a
+/// frame of 64 KiB needs thousands of such buffers. In the buffers that Linux posts, all frames of
+/// a turn have some four hundred.
 const WALKED_MAX: usize = 4096;
 
 /// A receive buffer of the guest that waits for a frame.
 #[derive(Debug)]
 struct PostedBuffer {
-    /// `None` once the buffer was returned.
+    /// `None` once the buffer was returned to the driver.
     chain: Option<Chain>,
-    /// Pieces of [`Posted::pieces`] that belong to the buffer: most often one.
+    /// Number of the buffer's pieces in [`Posted::pieces`]: most often one.
     pieces: usize,
     size: usize,
 }
@@ -28,7 +29,7 @@ struct PostedBuffer {
 /// The buffers that were popped and not yet filled.
 #[derive(Debug)]
 pub(super) struct Posted {
-    /// A frame may fill several buffers (`VIRTIO_NET_F_MRG_RXBUF`).
+    /// True if a frame may fill several buffers (`VIRTIO_NET_F_MRG_RXBUF`).
     is_mergeable: bool,
     /// Bytes of the header before each frame in the guest's buffers.
     header_size: usize,
@@ -39,7 +40,7 @@ pub(super) struct Posted {
     pieces: SliceQueue,
     /// Bytes of all buffers.
     size: usize,
-    /// Slices and empty descriptors that the present turn has popped.
+    /// Number of slices and empty descriptors that the present turn has popped.
     walked: usize,
 }
 
@@ -57,7 +58,7 @@ impl Posted {
         }
     }
 
-    /// Sets the header size, before any buffer is posted.
+    /// Sets the header size. No buffer may be posted yet.
     pub(super) fn set_header_size(&mut self, size: usize) {
         self.header_size = size;
     }
@@ -68,7 +69,7 @@ impl Posted {
         self.walked = 0;
     }
 
-    /// True if the present turn has popped [`WALKED_MAX`] slices: it pops no more buffers.
+    /// True if the present turn has popped [`WALKED_MAX`] slices: it may pop no more buffers.
     #[inline]
     pub(super) fn is_spent(&self) -> bool {
         self.walked >= WALKED_MAX
@@ -96,12 +97,12 @@ impl Posted {
         self.size
     }
 
-    /// Pieces and bytes of each buffer, in order.
+    /// The numbers of pieces and bytes of each buffer, in order.
     pub(super) fn buffers(&self) -> impl Iterator<Item = (usize, usize)> {
         self.buffers.as_slice().iter().map(|buffer| (buffer.pieces, buffer.size))
     }
 
-    /// Pieces and bytes of the next buffer.
+    /// The numbers of pieces and bytes of the next buffer.
     #[inline]
     pub(super) fn front(&self) -> Option<(usize, usize)> {
         self.buffers.front().map(|buffer| (buffer.pieces, buffer.size))
@@ -122,8 +123,8 @@ impl Posted {
         self.buffers.front().is_some_and(|buffer| size <= buffer.size)
     }
 
-    /// True if the posted buffers have half as many pieces as the ring has entries: the driver may
-    /// have no more to post, so a frame must not wait for more.
+    /// True if the posted buffers have at least half as many pieces as the ring has entries: then
+    /// the driver may have no more to post, so a frame must not wait for more.
     pub(super) fn has_most(&self) -> bool {
         self.pieces.len() >= self.ring_size / 2
     }
@@ -150,8 +151,8 @@ impl Posted {
         !queue.is_faulted()
     }
 
-    /// Posts the chain at `index` of the batch. If the chains come one by one (`is_apart`), adds
-    /// its pieces too; otherwise [`Self::pop`] has added the pieces of all chains at once.
+    /// Posts the chain at `index` of the batch. With `is_apart` also adds its pieces; without,
+    /// [`Self::pop`] has added the pieces of all chains at once.
     #[inline(always)]
     #[allow(clippy::inline_always, reason = "a call costs 4 % of a received frame")]
     fn post_one(&mut self, queue: &mut impl Chains, index: usize, is_apart: bool) {
@@ -163,7 +164,7 @@ impl Posted {
         if writable.len() > PIECES_MAX {
             queue.latch_fault(QueueError::Request("receive buffer in more than 512 pieces"));
         }
-        // After a fault no buffer is filled; this one is put back when the queue ends.
+        // After a fault this buffer is never filled; it is put back when the queue ends.
         let size = usize::try_from(size).unwrap_or(usize::MAX);
         if let Some(first) = writable.first() {
             first.prefetch_for_write();
@@ -175,10 +176,11 @@ impl Posted {
         self.buffers.push(PostedBuffer { chain: Some(chain), pieces: writable.len(), size });
     }
 
-    /// Copies the payload of a frame that fits to the next buffers, behind the place of its header.
+    /// Copies the payload of a frame to the next buffers, behind the space for its header. The
+    /// frame must fit.
     #[inline]
     pub(super) fn write_payload(&self, payload: &[GuestSlice<'_>]) {
-        // Most often a frame is one piece and fits the first piece of a buffer.
+        // The common case: a payload of one piece that fits the first piece of a buffer.
         if let [payload] = payload
             && let Some(first) = self.pieces.piece(0)
             && let first = first[0]
@@ -190,16 +192,16 @@ impl Posted {
         copy_between(self.pieces.iter(), self.header_size, payload);
     }
 
-    /// The fast path of most frames: copies a finished frame with `len` bytes of payload to the
-    /// first posted buffer and returns that buffer to the driver: true. Otherwise nothing has
-    /// changed, and the frame takes the general path: it is unfinished, its header or its payload
-    /// lies in several slices, or the buffer is too small or has several pieces. For headers of
+    /// Fast path of most frames: copies a finished frame with `len` bytes of payload to the first
+    /// posted buffer and returns that buffer to the driver. Returns false, and changes nothing, if
+    /// the frame must take the general path: it is unfinished, its header or its payload lies in
+    /// several slices, or the buffer is too small or has several pieces. For headers of
     /// [`HEADER_SIZE`] only.
     ///
     /// It stores little on the stack, on purpose. A CPU holds some sixty stores that have not
     /// reached the cache yet, and a store to the guest's buffer is among them until the driver's
-    /// CPU has given up the line. The fewer other stores a frame has, the more frames can wait for
-    /// their lines at the same time.
+    /// CPU has given up the cache line. The fewer other stores a frame has, the more frames can
+    /// wait for their lines at the same time.
     #[inline(always)]
     #[allow(clippy::inline_always, reason = "as in `push_frame`")]
     pub(super) fn push_plain(
@@ -215,9 +217,9 @@ impl Posted {
         })
     }
 
-    /// As [`Self::push_plain`], for a frame of another guest, whose first bytes were copied when
-    /// they were checked, and lie apart from the rest. A separate function, because this case would
-    /// cost the frames of all other ports fifteen instructions there.
+    /// [`Self::push_plain`] for a frame of another guest, whose first bytes were copied when they
+    /// were checked, and so lie apart from the rest. A function of its own, because this case would
+    /// add fifteen instructions to the frames of all other ports.
     #[inline(never)]
     pub(super) fn push_headed(
         &mut self,
@@ -233,7 +235,8 @@ impl Posted {
         })
     }
 
-    /// Writes `header` to the first buffer, the payload by `write`, and returns the buffer.
+    /// Writes `header` to the first buffer, calls `write` for the payload, and returns the buffer
+    /// to the driver. Returns false, and changes nothing, if the frame must take the general path.
     #[inline(always)]
     #[allow(clippy::inline_always, reason = "as in `push_frame`")]
     fn push_one(
@@ -261,9 +264,9 @@ impl Posted {
         true
     }
 
-    /// Returns the buffers of a frame of `size` bytes, header included. The header is written
-    /// first, by `header` for their number: the driver sees all buffers at once, when the ring is
-    /// published. The result is their number.
+    /// Returns the buffers of a frame of `size` bytes, header included, to the driver. First writes
+    /// the header, which `header` makes for the number of buffers. The driver sees all buffers at
+    /// once, when the ring is published. Returns their number.
     #[inline(always)]
     #[allow(clippy::inline_always, reason = "a call costs 6 % of a received frame")]
     pub(super) fn push_frame(
@@ -282,7 +285,8 @@ impl Posted {
         self.push_several(queue, size, count)
     }
 
-    /// Returns the first buffer with `left` bytes in it at most, and the number of these bytes.
+    /// Returns the first buffer to the driver, with at most `left` bytes in it. Returns how many
+    /// bytes these are.
     #[inline(always)]
     #[allow(clippy::inline_always, reason = "as above")]
     fn push_front(&mut self, queue: &mut impl Chains, left: usize) -> usize {
@@ -298,7 +302,8 @@ impl Posted {
         filled
     }
 
-    /// Returns the first `count` buffers, which hold a frame of `size` bytes together.
+    /// Returns the first `count` buffers, which together hold a frame of `size` bytes, to the
+    /// driver.
     #[inline(never)]
     fn push_several(&mut self, queue: &mut impl Chains, size: usize, count: usize) -> usize {
         let mut left = size;
@@ -321,10 +326,10 @@ impl Posted {
         count
     }
 
-    /// Writes the header to the place where the next frame begins in the guest.
+    /// Writes the header in front of the next frame in the guest's buffers.
     #[inline]
     fn write_header(&self, header: &[u8; HEADER_SIZE]) {
-        // A posted buffer is not shorter than a header, which most often lies in its first piece.
+        // A posted buffer is at least as long as a header, which most often fits its first piece.
         let Some(first) = self.pieces.piece(0) else { return };
         let is_written = if self.header_size >= HEADER_SIZE {
             first[0].write_array(header)
@@ -338,7 +343,7 @@ impl Posted {
         self.write_at(0, &header[..self.header_size.min(HEADER_SIZE)]);
     }
 
-    /// Writes bytes to the posted buffers, from byte `at` on.
+    /// Writes bytes to the posted buffers, beginning at offset `at`.
     fn write_at(&self, at: usize, mut bytes: &[u8]) {
         for piece in self.pieces_from(at) {
             bytes = &bytes[piece.write_from(bytes)..];
@@ -348,7 +353,7 @@ impl Posted {
         }
     }
 
-    /// The pieces of the posted buffers from byte `at` on.
+    /// Returns the pieces of the posted buffers, beginning at offset `at`.
     fn pieces_from(&self, at: usize) -> impl Iterator<Item = GuestSlice<'_>> {
         let mut skip = at;
         self.pieces.iter().map(move |piece| {
@@ -358,9 +363,9 @@ impl Posted {
         })
     }
 
-    /// Writes the hash of the frame of `len` bytes that lies in the first buffers, behind
-    /// `num_buffers` (§5.1.6). The frame is read from the driver's buffers: a driver that changes
-    /// the frame before it is read gets a wrong hash.
+    /// Writes the hash of the frame of `len` bytes in the first buffers, behind `num_buffers`
+    /// (§5.1.6). Reads the frame from the driver's buffers: a driver that changes it meanwhile gets
+    /// a wrong hash.
     #[cold]
     #[inline(never)]
     pub(super) fn write_hash(&self, hasher: Option<&Hasher>, len: usize) {
@@ -376,8 +381,8 @@ impl Posted {
         self.write_at(HEADER_SIZE, &hash.emit());
     }
 
-    /// Puts every buffer back into the ring, the newest first. No reference to guest memory is left
-    /// afterwards.
+    /// Puts every buffer back into the ring, the newest first. Afterwards no reference to guest
+    /// memory is left.
     pub(super) fn let_go(&mut self, queue: &mut impl Chains) {
         while let Some(buffer) = self.buffers.pop_back() {
             if let Some(chain) = buffer.chain {

@@ -1,10 +1,10 @@
 //! Watches the host's interface, and opens it again after it was deleted and created again.
 //!
 //! ```text
-//! present:  after a hint (a change of the interface, a queue that cannot read): check the port
-//!           the interface is gone: take the guest's link down, serve no queue, use no pair
-//! gone:     once a second, or after a hint: let the port open an interface of its name
-//!           that succeeds: set offloads, pairs and link as at a start; then the guest's link is up
+//! present:  after a hint (a change of the interface, a queue that cannot read): check the port;
+//!           if the interface is gone: take the guest's link down, serve no queue, use no pair
+//! gone:     once a second, or after a hint: try to open an interface of the same name;
+//!           if that succeeds: set offloads, pairs and link as at a start; the guest's link is up
 //! ```
 //! 1. Queues are disabled while the port is gone, as if their pairs were out of use. Frames that
 //!    the guest sends are dropped and counted, no worker polls a dead file, and a session that
@@ -20,17 +20,17 @@ use manyring_wire::net::VIRTIO_NET_F_GUEST_ANNOUNCE;
 use std::time::Duration;
 use tokio::time::{Instant, timeout};
 
-/// How often an interface that is gone is looked for without a hint.
+/// Delay between two attempts to open a deleted interface without a hint.
 const RETRY: Duration = Duration::from_secs(1);
-/// How often an interface is checked whose changes the host does not report.
+/// Delay between two checks of an interface for which the kernel sends no events.
 const LOOK: Duration = Duration::from_secs(5);
-/// Hints that come within this time count as one.
+/// Hints within this time count as one.
 const RETRY_DELAY: Duration = Duration::from_millis(50);
-/// The shortest time between two losses of the interface that are logged.
+/// The least time between two losses of the interface that are logged.
 const LOG_INTERVAL: Duration = Duration::from_secs(10);
 
-/// The state of the log: when the next loss may be logged, the losses since the last that was
-/// logged, and why joining fails.
+/// What was logged: when the next loss may be logged, the losses since the last that was logged, and
+/// why opening fails.
 #[derive(Debug)]
 pub(super) struct Told {
     losses: Rate,
@@ -43,7 +43,8 @@ impl Told {
         Self { losses: Rate::of(1, LOG_INTERVAL, Instant::now()), unlogged: 0, why: None }
     }
 
-    /// The losses since the last one that was logged, if this one must be logged.
+    /// Counts a loss. Returns the number of losses since the last logged one, if one must be logged
+    /// now.
     fn lose(&mut self) -> Option<u32> {
         let now = Instant::now();
         self.unlogged += 1;
@@ -110,7 +111,7 @@ pub(super) trait Presence: HasPort {
         self.apply_pairs().await;
     }
 
-    /// Tries to open the interface again, and returns when that has succeeded.
+    /// Tries to open the interface again, until that succeeds.
     async fn wait_for_port(&self, told: &mut Told) {
         let device = self.name();
         told.why = None;
@@ -123,7 +124,7 @@ pub(super) trait Presence: HasPort {
                     return std::future::pending().await;
                 }
                 Some(Err(error)) => {
-                    // The log said when the interface went that it is missing.
+                    // Do not log that it is missing: the loss was logged.
                     let is_new = told.why.as_ref() != Some(&error);
                     if is_new && !matches!(error, TapError::Missing(_)) {
                         tracing::warn!(device, %error, "the interface cannot be joined again yet");
@@ -140,7 +141,7 @@ pub(super) trait Presence: HasPort {
     async fn regain_port(&self) {
         let is_up = {
             let _calls = self.host().calls.lock().await;
-            // The host uses no pair of the new interface, and delivers no offloads.
+            // The host uses no pair and no offloads of the new interface yet.
             self.with(|state| {
                 state.attached.fill(false);
                 state.host_given = None;
@@ -162,7 +163,7 @@ pub(super) trait Presence: HasPort {
         if self.host().port.is_own() {
             tracing::info!(device, interface, "the host's interface is back, and joined again");
         }
-        // The new interface may have been deleted meanwhile: check it once more.
+        // Check once more: the new interface may have been deleted meanwhile.
         self.host().hint.notify_one();
     }
 }

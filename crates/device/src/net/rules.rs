@@ -1,4 +1,5 @@
-//! `Rules`: the settings that a running queue follows: link, offloads, receive filter and hash.
+//! `Rules`: the settings by which a running queue passes frames: link, offloads, receive filter and
+//! hash.
 
 use manyring_memory::{GuestSlice, copy_from_slices};
 use manyring_wire::net::rss::Hasher;
@@ -8,25 +9,26 @@ use manyring_wire::net::{
 };
 use std::sync::Arc;
 
-/// The settings by which a queue passes frames; by default no frame. A snapshot that never changes:
+/// The settings by which a queue passes frames; by default no frame passes. An immutable snapshot:
 /// for each change the control thread makes a new one.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Rules {
-    /// The guest's link is up; while it is down every frame is dropped.
+    /// False: the guest's link is down, and every frame is dropped.
     pub(crate) link_up: bool,
     /// The offloads that the guest accepts: partial checksums and large segments.
     pub(crate) given: Offloads,
-    /// Bytes of the longest finished frame, with a VLAN tag. Longer ones are dropped.
+    /// Bytes of the longest finished frame, with a VLAN tag. Longer finished frames are dropped.
     pub(crate) frame_size_max: usize,
-    /// Bytes of the longest frame to expect: buffers for it are popped before a frame is read.
+    /// Bytes of the longest frame that is expected: buffers for so many bytes are popped before a
+    /// frame is read.
     pub(crate) room_size: usize,
     /// The receive filter of the guest; `None`: every frame is received.
     pub(crate) filter: Option<Filter>,
-    /// The hash that the driver wants reported with each frame; `None`: none.
+    /// The hash to report with each frame; `None`: the driver wants none.
     pub(crate) hash: Option<Arc<Hasher>>,
 }
 
-/// Whether a frame from the port is delivered to the guest, and if not, why.
+/// Whether a frame is delivered to the guest; if not, the reason.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum RxDecision {
     Deliver,
@@ -36,16 +38,16 @@ pub(crate) enum RxDecision {
 }
 
 impl Rules {
-    /// Bytes of the longest finished frame that is delivered whatever its bytes are; 0 if the link
-    /// is down or each frame must be filtered. Agrees with [`Self::fate`].
+    /// Bytes of the longest finished frame that is delivered without being examined; 0 if the link
+    /// is down or a filter must examine each frame. Must agree with [`Self::fate`].
     #[inline]
     pub(crate) fn plain_max(&self) -> usize {
         if self.link_up && self.filter.is_none() { self.frame_size_max } else { 0 }
     }
 
-    /// Decides whether a frame of `len` bytes with this header, whose bytes lie in `frame`, is
-    /// delivered. A frame that was queued before the guest changed its offloads may have one that
-    /// the guest does not accept any more.
+    /// Decides whether a frame of `len` bytes is delivered; `frame` has its bytes. A frame that was
+    /// queued before the guest changed its offloads may need an offload that the guest no longer
+    /// accepts.
     #[inline]
     pub(crate) fn fate(
         &self,
@@ -77,7 +79,7 @@ impl Rules {
     }
 }
 
-/// The first `N` bytes of a frame. If the frame is shorter, the remaining bytes have no meaning.
+/// Returns the first `N` bytes of a frame. If it is shorter, the remaining bytes are undefined.
 #[inline]
 fn read_start<const N: usize>(frame: &[GuestSlice<'_>]) -> [u8; N] {
     frame.first().and_then(GuestSlice::read_array::<N>).unwrap_or_else(|| {
@@ -87,7 +89,7 @@ fn read_start<const N: usize>(frame: &[GuestSlice<'_>]) -> [u8; N] {
     })
 }
 
-/// True if a guest that has accepted these offloads takes a frame with this `gso_type`.
+/// True if a guest with the offloads `given` accepts a frame with this `gso_type`.
 fn takes(given: Offloads, gso_type: u8) -> bool {
     let kind = match gso_type & !HDR_GSO_ECN {
         HDR_GSO_TCPV4 => given.tso4,
@@ -98,7 +100,8 @@ fn takes(given: Offloads, gso_type: u8) -> bool {
     kind && (gso_type & HDR_GSO_ECN == 0 || given.ecn)
 }
 
-/// Bytes that a filter examines: both addresses, the type, and a VLAN tag with the type behind it.
+/// Bytes that a filter examines: both MAC addresses, the type, and a VLAN tag with the type behind
+/// it.
 const FILTER_SIZE: usize = 18;
 
 /// The receive filter of a guest (virtio 1.3 §5.1.6.5.1 to 5.1.6.5.3).
@@ -112,20 +115,21 @@ pub(crate) struct Filter {
     no_uni: bool,
     no_bcast: bool,
     table: FilterTable,
-    /// One bit for each VLAN id, if the driver filters them.
+    /// One bit for each VLAN ID; `None`: the driver does not filter VLANs.
     vlans: Option<Box<[u64; VLAN_COUNT as usize / 64]>>,
 }
 
-/// Bytes of a bit for each VLAN id.
+/// Bytes for one bit for each VLAN ID.
 pub(crate) const VLAN_BYTES: usize = VLAN_COUNT as usize / 8;
-/// If the table has more addresses of a kind, all frames of this kind are received instead.
+/// If the driver's table has more addresses of a kind (unicast or multicast), all frames of that
+/// kind are received instead.
 const TABLE_MAX: usize = 64;
 const BROADCAST: MacAddress = [0xff; 6];
 const VLAN_TYPE: [u8; 2] = [0x81, 0x00];
 
 impl Filter {
-    /// A filter in promiscuous mode: every frame passes until the driver switches that off. If it
-    /// `filters_vlans`, afterwards only VLANs that it has added pass.
+    /// Makes a filter in promiscuous mode: every frame passes until the driver turns that off. With
+    /// `filters_vlans`, then only frames of VLANs that the driver added pass.
     pub(crate) fn new(mac: MacAddress, filters_vlans: bool) -> Self {
         Self {
             mac,
@@ -180,13 +184,13 @@ impl Filter {
         }
     }
 
-    /// The MAC table, shortened to the entries that the filter uses.
+    /// Returns the MAC table, without entries beyond those that the filter uses.
     pub(crate) fn table(&self) -> FilterTable {
         let some = |all: &[MacAddress]| all.iter().copied().take(TABLE_MAX + 1).collect();
         FilterTable { unicast: some(&self.table.unicast), multicast: some(&self.table.multicast) }
     }
 
-    /// The VLANs that the driver has added, one bit each; `None`: it does not filter VLANs.
+    /// Returns the VLANs that the driver added, one bit each; `None`: it does not filter VLANs.
     pub(crate) fn vlans(&self) -> Option<[u8; VLAN_BYTES]> {
         let words = self.vlans.as_deref()?;
         let mut bytes = [0; VLAN_BYTES];
@@ -196,7 +200,7 @@ impl Filter {
         Some(bytes)
     }
 
-    /// Sets the VLANs, as [`Self::vlans`] returns them, if the driver filters VLANs.
+    /// Sets the VLANs from [`Self::vlans`], if the driver filters VLANs.
     pub(crate) fn set_vlans(&mut self, bytes: &[u8; VLAN_BYTES]) {
         if let Some(words) = &mut self.vlans {
             for (bytes, word) in bytes.as_chunks().0.iter().zip(words.iter_mut()) {
@@ -205,7 +209,7 @@ impl Filter {
         }
     }
 
-    /// True if every frame passes, so that none must be examined.
+    /// True if every frame passes without being examined.
     pub(crate) fn passes_all(&self) -> bool {
         self.promisc
     }
@@ -225,7 +229,7 @@ impl Filter {
             return true;
         }
         let id = u16::from_be_bytes([tag[2], tag[3]]) & (VLAN_COUNT - 1);
-        // A tag with a priority alone is no VLAN (802.1Q).
+        // VLAN ID 0 is a tag with only a priority (802.1Q).
         id == 0 || vlans.get(usize::from(id / 64)).is_some_and(|word| word >> (id % 64) & 1 == 1)
     }
 

@@ -3,22 +3,22 @@
 //! The plain version: pop buffers, take the next frame, copy it into them, push them. The
 //! optimizations, and why they are right:
 //! 1. Buffers are popped ahead and kept until frames fill them (`posted.rs`), so that the ring is
-//!    read once for many frames. A queue that stops puts the rest back.
-//! 2. A port that reads (a tap) puts a frame straight into the next buffers, and its header into
-//!    the daemon's memory: the header is written to the guest once, when the frame is whole,
-//!    because reading it back from the guest would wait for the cache line, and a legacy driver's
-//!    header is shorter than a port's. Behind the buffers lies a spill. A frame that is longer than
-//!    the offered buffers runs into the spill, and is copied from there into further buffers; it
-//!    waits there while the driver has posted none. While frames are short only one buffer is
-//!    offered: each makes the system call a little slower.
+//!    read once for many frames. A queue that stops puts unused buffers back.
+//! 2. A port that reads (a tap) reads a frame straight into the next buffers, but its header into
+//!    the daemon's memory. The header is written to the guest once, when the frame is complete:
+//!    reading it back from the guest would wait for the cache line, and a legacy driver's header is
+//!    shorter than a port's. The read continues into a *spill* behind the buffers: a frame that is
+//!    longer than the buffers runs into the spill, and is copied from there into further buffers;
+//!    it waits in the spill while the driver has posted none. While frames are short, only one
+//!    buffer is offered to a read: each makes the system call a little slower.
 //! 3. A port whose frames lie in memory lends a group of them by one call, and each is copied into
 //!    the next buffers (`delivery.rs`). A frame that needs more buffers than are posted stays with
-//!    the port, which lends it again: it needs no spill, and is not lost when the buffers must go
-//!    back.
-//! 4. The driver sees frames in groups of sixteen. Only then are lent frames released to the port,
+//!    the port, which lends it again: it needs no spill, and is not lost when the buffers must be
+//!    returned.
+//! 4. The driver sees frames in groups of sixteen. Lent frames are released to the port only then,
 //!    so that their sender learns of their arrival only after the driver can see them.
 //!
-//! The rules (link, offloads, MTU, filter) are applied to frames of both kinds by one function.
+//! One function applies the rules (link, offloads, MTU, filter) to frames of both kinds.
 
 mod limited;
 
@@ -38,16 +38,17 @@ use rustix::io::Errno;
 use std::sync::Arc;
 use zerocopy::IntoBytes;
 
-/// Offset of the spill in the offer's own memory, behind the header.
+/// Offset of the spill in the offer's own memory, where the header comes first.
 const SPILL_AT: usize = 64;
 /// The largest header and frame together, in bytes.
 const SIZE_MAX: usize = HEADER_SIZE + FRAME_SIZE_MAX;
-/// The most pieces that are offered to one read.
+/// The most pieces that are passed to one read.
 const OFFER_PIECES: usize = 1000;
-/// Only one buffer is offered after `SMALL_ROW` frames in a row of `SMALL_FRAME` bytes at most.
+/// After `SMALL_ROW` frames in a row of at most `SMALL_FRAME` bytes, a read is offered one buffer
+/// only.
 const SMALL_FRAME: usize = 2048;
 const SMALL_ROW: u32 = 32;
-/// If so many reads in a row fail because of their frame, the port counts as gone.
+/// If so many reads in a row fail because of the frame, the port is considered broken.
 const REFUSALS_MAX: u32 = 64;
 
 /// A receiveq, as its worker runs it.
@@ -55,31 +56,31 @@ const REFUSALS_MAX: u32 = 64;
 pub(crate) struct NetRx {
     port: Box<dyn PortRx>,
     to: Delivery,
-    /// The source of the rules, from which [`Self::refresh_rules`] takes them.
+    /// Where [`Self::refresh_rules`] loads the rules from.
     live: Option<Arc<Live<Rules>>>,
-    /// The limit of the device on this queue, as adopted last and at its source; `None`: no limit.
+    /// The limit of the device as it was last loaded, and where to load it from; `None`: no limit.
     gate: Option<Box<Gate>>,
     limit: Option<Arc<Limit>>,
     passing: Passing,
-    /// Frames that the driver sees together at most.
+    /// The most frames that become visible to the driver together.
     group_max: usize,
-    /// The slices into which the next frame is read; kept while its buffers stay posted. Its own
-    /// memory takes the header of the frame, and the bytes that run past the offered buffers.
+    /// The slices of the next read; they stay laid out while their buffers stay posted. The offer's
+    /// own memory holds the frame's header and the spill.
     offer: Gather,
     offered: Offered,
-    /// Bytes of the frame that waits in the offer and the spill for more buffers; 0: none waits.
+    /// Bytes of a frame that was read and waits for more buffers; 0: none waits.
     waiting: usize,
-    /// The port has lent frames at the last call, instead of having them read.
+    /// True if the port lent frames at the last call; false: its frames must be read.
     lends: bool,
     short_row: u32,
-    /// The port is down, detached or gone.
+    /// True if the port is down, detached or deleted.
     broken: bool,
     refusals: u32,
-    /// The driver had posted too few buffers when the ring was last checked.
+    /// True if the driver had posted too few buffers when the ring was last checked.
     is_out: bool,
 }
 
-/// The buffers of the guest that the offer covers, and their bytes.
+/// How many of the guest's buffers the offer covers, and their bytes.
 #[derive(Clone, Copy, Debug, Default)]
 struct Offered {
     buffers: usize,
@@ -120,18 +121,18 @@ impl NetRx {
         })
     }
 
-    /// Sets the size of the driver's headers. Only before the first turn.
+    /// Sets the size of the driver's headers. Must be called before the first turn.
     pub(crate) fn set_headers(&mut self, size: usize) {
         self.to.posted.set_header_size(size);
     }
 
-    /// This queue, with rules that [`Self::refresh_rules`] takes from `live`.
+    /// Sets where [`Self::refresh_rules`] loads the rules from.
     pub(crate) fn follow(mut self, live: Arc<Live<Rules>>) -> Self {
         self.live = Some(live);
         self
     }
 
-    /// Adopts the present rules and the present limit.
+    /// Loads the present rules and the present limit.
     pub(crate) fn refresh_rules(&mut self) {
         if let Some(live) = &self.live {
             self.set_rules(live.load());
@@ -141,7 +142,7 @@ impl NetRx {
 
     pub(crate) fn set_rules(&mut self, rules: Arc<Rules>) {
         self.to.rules = rules;
-        // The new rules may drop the frame that waits with the port.
+        // Forget the length of the frame that waits with the port: the new rules may drop it.
         self.to.lacking = 0;
     }
 
@@ -149,7 +150,7 @@ impl NetRx {
         self.port.readiness()
     }
 
-    /// Called when the port is down, detached or gone: the queue must not wait for it.
+    /// Call when the port is down, detached or deleted: the queue then does not wait for it.
     pub(crate) fn on_broken(&mut self) {
         self.broken = true;
     }
@@ -158,22 +159,22 @@ impl NetRx {
         self.broken
     }
 
-    /// Called when the port may work again.
+    /// Call when the port may work again.
     pub(crate) fn revive(&mut self) {
         (self.broken, self.refusals) = (false, 0);
     }
 
-    /// True if a frame may be taken from the port. If it is longer than the posted buffers, it
-    /// waits for more.
+    /// True if the queue may take a frame from the port: buffers are posted, and enough for a frame
+    /// that waits with the port.
     pub(crate) fn has_room(&self) -> bool {
         let Delivery { posted, lacking, .. } = &self.to;
         let is_enough = *lacking == 0 || posted.size() >= *lacking || posted.has_most();
         !posted.is_empty() && self.waiting == 0 && is_enough
     }
 
-    /// True if no more buffers need to be popped for the next frame: the longest frame that may be
-    /// read, or the frame that the port has lent, fits those that were popped. Without mergeable
-    /// buffers a frame has one buffer.
+    /// True if no more buffers need to be popped for the next frame: those posted suffice for the
+    /// longest frame that may be read, or for the frame that the port has lent. Without mergeable
+    /// buffers one buffer must do.
     #[inline]
     fn has_plenty(&self) -> bool {
         let posted = &self.to.posted;
@@ -182,8 +183,8 @@ impl NetRx {
         !posted.is_empty() && (posted.size() >= wanted || !posted.is_mergeable())
     }
 
-    /// Receives arrived frames, up to the bounds of a turn. Not inlined, because queues of other
-    /// kinds would pay for its registers.
+    /// Delivers frames that have arrived, up to the bounds of a turn. Not inlined, because queues
+    /// of other kinds would pay for its registers.
     #[inline(never)]
     pub(crate) fn turn(&mut self, queue: &mut impl Chains, stats: &QueueStats) -> NetTurn {
         let mut progress = TurnProgress::default();
@@ -212,7 +213,8 @@ impl NetRx {
                 }
                 Incoming::Lent(frames) => {
                     if !std::mem::replace(&mut self.lends, true) {
-                        // Lent frames take the buffers that were offered to a read before.
+                        // Lay the next read out anew: lent frames have used the buffers that were
+                        // offered.
                         self.offered = Offered::default();
                     }
                     if frames.count() == 0 {
@@ -222,7 +224,8 @@ impl NetRx {
                     queue.publish();
                     self.port.release(taken);
                     if taken == 0 {
-                        // The first frame needs more buffers than are posted, or than were popped.
+                        // The first lent frame needs more buffers than are posted, or than this
+                        // turn may pop.
                         if !self.to.posted.is_spent() {
                             self.note_out(stats);
                         }
@@ -240,12 +243,12 @@ impl NetRx {
             stats.bytes_passed.add(bytes);
             stats.gso_packets.add(gso);
         }
-        // The ring may have more buffers, for which no kick will come.
+        // The turn stopped popping: the ring may have more buffers, for which no kick will come.
         progress.turn.has_more |= self.to.posted.is_spent() && !queue.is_faulted();
         progress.turn
     }
 
-    /// Delivers the frame that waits in the spill, if enough buffers are posted now.
+    /// Delivers the frame in the spill, if enough buffers are posted now.
     #[cold]
     fn resume(&mut self, queue: &mut impl Chains, stats: &QueueStats, progress: &mut TurnProgress) {
         let size = std::mem::take(&mut self.waiting);
@@ -253,8 +256,9 @@ impl NetRx {
         progress.add_used(used);
     }
 
-    /// Pops buffers until there are plenty, or no more. Returns false if none are posted, if a
-    /// frame waits for more than there are, or if the turn is spent.
+    /// Pops buffers until they suffice for the next frame, or the ring has no more. Returns false
+    /// if no frame can be taken: no buffer is posted, a frame waits for more, or the turn may pop
+    /// no more.
     #[inline]
     fn post(&mut self, queue: &mut impl Chains, stats: &QueueStats) -> bool {
         while self.waiting == 0 && !self.has_plenty() {
@@ -266,7 +270,7 @@ impl NetRx {
             return false;
         }
         if self.to.posted.is_spent() && !self.has_plenty() {
-            // The next turn pops the rest.
+            // The next turn pops further buffers.
             return false;
         }
         if !self.has_room() {
@@ -277,7 +281,7 @@ impl NetRx {
         true
     }
 
-    /// Counts that the driver has posted too few buffers, once until it has posted some.
+    /// Counts that the driver has posted too few buffers; once until it has posted some.
     #[cold]
     fn note_out(&mut self, stats: &QueueStats) {
         if !std::mem::replace(&mut self.is_out, true) {
@@ -285,7 +289,8 @@ impl NetRx {
         }
     }
 
-    /// Reads frames until the driver should see them. False: no further frame has arrived.
+    /// Reads frames until a group should be published. Returns false if no further frame has
+    /// arrived.
     fn read_group(
         &mut self,
         queue: &mut impl Chains,
@@ -307,7 +312,7 @@ impl NetRx {
         }
     }
 
-    /// Reads one frame into the popped buffers. False: no frame has arrived.
+    /// Reads one frame into the popped buffers. Returns false if no frame has arrived.
     #[inline]
     fn read_one(
         &mut self,
@@ -320,13 +325,13 @@ impl NetRx {
             Ok(size) => size.min(SIZE_MAX),
             Err(Errno::AGAIN | Errno::INTR) => return false,
             Err(Errno::FAULT) => {
-                // EFAULT from the kernel: guest memory was truncated. The frame is lost.
+                // EFAULT: guest memory was truncated. The frame is lost.
                 stats.dropped_memory.add(1);
                 progress.turn.memory_lost = true;
                 return false;
             }
-            // The kernel cannot make a virtio-net header for this frame: it is lost, and the next
-            // read may succeed.
+            // EINVAL: the kernel cannot make a virtio-net header for this frame. The frame is lost;
+            // the next read may succeed.
             Err(Errno::INVAL) if self.refusals < REFUSALS_MAX => {
                 stats.dropped_refused.add(1);
                 self.refusals += 1;
@@ -344,13 +349,13 @@ impl NetRx {
         true
     }
 
-    /// Lays out the slices of the next read: buffers for the frame, then the spill.
+    /// Lays out the slices of the next read: header, buffers for the frame, spill.
     #[inline]
     fn make_offer(&mut self) {
         if self.offered.buffers > 0 {
             return;
         }
-        // The common case: short frames, each in one buffer of one piece. Replace that piece only.
+        // The common case, short frames that fill one buffer of one piece: replace that piece only.
         let posted = &self.to.posted;
         if self.short_row >= SMALL_ROW
             && self.offer.len() == 3
@@ -393,8 +398,8 @@ impl NetRx {
         self.offered = offered;
     }
 
-    /// Delivers a frame that was read as `size` bytes, with the port's header, or drops it. Returns
-    /// how many buffers went back.
+    /// Delivers or drops a frame that was read; `size` includes the port's header. Returns how many
+    /// buffers went to the driver.
     fn take_frame(&mut self, queue: &mut impl Chains, stats: &QueueStats, size: usize) -> usize {
         self.short_row = if size <= SMALL_FRAME { self.short_row.saturating_add(1) } else { 0 };
         let len = size.saturating_sub(HEADER_SIZE);
@@ -423,7 +428,7 @@ impl NetRx {
         self.to.push(queue, header, len)
     }
 
-    /// Copies the bytes in the spill into further buffers. False: too few are posted.
+    /// Copies the bytes in the spill into further buffers. Returns false if too few are posted.
     fn unspill(&mut self, queue: &mut impl Chains, spilled: usize) -> bool {
         let posted = &mut self.to.posted;
         if !posted.is_mergeable() {
@@ -451,8 +456,8 @@ impl NetRx {
         self.waiting > 0
     }
 
-    /// Puts every buffer back into the ring. A frame that waits in the spill is dropped, as a part
-    /// of it lies in those buffers. No reference to guest memory is left afterwards.
+    /// Puts every buffer back into the ring. A frame in the spill is dropped, since its beginning
+    /// lies in those buffers. Afterwards no reference to guest memory is left.
     pub(crate) fn let_go(&mut self, queue: &mut impl Chains, stats: &QueueStats) {
         if std::mem::take(&mut self.waiting) > 0 {
             stats.dropped_no_room.add(1);

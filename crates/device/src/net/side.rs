@@ -1,5 +1,5 @@
-//! `NetSide`: the part of a network device that concerns host and operator, whether its queues run
-//! in this process or in another one.
+//! `NetSide`: the interface of a network device for the host's events and the operator, whether its
+//! queues run in this process or in another one.
 
 use crate::PendingResult;
 use manyring_backend::net::Port;
@@ -8,7 +8,7 @@ use rustix::io::Errno;
 use std::fmt::Debug;
 use std::sync::Arc;
 
-/// The side of a network device that faces the host and the operator.
+/// A network device, as the host's events and the operator use it.
 pub trait NetSide: Debug + Send + Sync {
     /// The port behind the device.
     fn port(&self) -> &Arc<dyn Port>;
@@ -16,13 +16,14 @@ pub trait NetSide: Debug + Send + Sync {
     /// The present MAC address, which the driver may have changed.
     fn mac(&self) -> MacAddress;
 
-    /// The MTU the guest is told when it starts its device.
+    /// The MTU that the guest is told when it starts its device.
     fn mtu(&self) -> Option<u16>;
 
-    /// Queue pairs the device has.
+    /// The number of queue pairs.
     fn queue_pairs(&self) -> usize;
 
-    /// Queue pairs that the host may use now. Does not wait for a change under way.
+    /// The number of queue pairs that the host may use now. Does not wait for a change that is
+    /// under way.
     fn attached_pairs(&self) -> usize;
 
     /// True if virtqueue `index` is the control queue that the back-end serves, or was at its last
@@ -34,25 +35,25 @@ pub trait NetSide: Debug + Send + Sync {
     fn is_link_up(&self) -> bool;
 
     /// Switches the guest's link on or off. While it is off, no frame passes. A driver sends as
-    /// soon as it sees its link up, so the guest sees the link up only when its queues already pass
-    /// frames, and sees it down before its queues drop frames.
+    /// soon as it sees its link up; so the guest is shown "up" only after its queues pass frames,
+    /// and "down" before its queues drop frames.
     fn set_link(&self, up: bool) -> PendingResult<'_, ()>;
 
     /// Sets the host's MTU, and the MTU that the guest is told when it next starts its device: a
-    /// running driver keeps the MTU that it was told (§5.1.4.2). A port may have no MTU.
+    /// running driver keeps its MTU (§5.1.4.2). A port without an MTU is no error.
     ///
     /// # Errors
     /// `EINVAL`: `mtu` is below 68. Any other: the error of the host.
     fn set_mtu(&self, mtu: u16) -> PendingResult<'_, Result<(), Errno>>;
 
-    /// Asks the guest to announce itself (§5.1.6.5.4). False if its driver cannot.
+    /// Asks the guest to announce itself (§5.1.6.5.4). Returns false if its driver cannot.
     #[must_use]
     fn announce(&self) -> bool;
 
-    /// Reports that the host's interface may have changed.
+    /// Call when the host's interface may have changed.
     fn port_may_have_changed(&self);
 
-    /// Watches the port for ever: takes the guest's link down while the host's interface is gone,
-    /// and joins the interface again.
+    /// Watches the port for ever: takes the guest's link down while the host's interface is
+    /// deleted, and opens the interface again.
     fn look_after_port(&self) -> PendingResult<'_, ()>;
 }

@@ -1,8 +1,9 @@
-//! The life of a driver's settings: they are dropped when a driver begins, saved for another
-//! process, and restored from the state that another process has saved.
+//! The settings of a driver: reset when a driver begins, saved for another process, and restored
+//! from a state that another process saved.
 //!
 //! A saved state has the values that the driver was told, and commands of the control queue in the
-//! driver's format, so that one parser serves both. To restore, the commands are carried out again.
+//! driver's format, so that one parser serves both. To restore the state, the commands are carried
+//! out again.
 
 use super::control::needs;
 use super::port::HasPort;
@@ -17,14 +18,15 @@ use manyring_wire::net::{
 };
 use manyring_wire::virtio::VIRTIO_ID_NET;
 
-/// The MAC address, the MTU (16 bits, 0: none) and whether the guest is asked to announce itself.
+/// Record: the MAC address, the MTU (16 bits, 0: none) and whether the guest is asked to announce
+/// itself.
 const TOLD: u16 = 1;
-/// A command of the control queue.
+/// Record: a command of the control queue.
 const COMMAND: u16 = 2;
-/// The VLANs of the filter, one bit each: shorter than a command for each.
+/// Record: the VLANs of the filter, one bit each, which is shorter than a command for each.
 const VLANS: u16 = 3;
 
-/// The parsed and checked state of a driver that comes from another process.
+/// The state of a driver from another process, parsed and checked.
 #[derive(Debug)]
 pub(super) struct Arrival {
     features: u64,
@@ -36,14 +38,14 @@ pub(super) struct Arrival {
 }
 
 impl Inner {
-    /// Drops the driver's settings, and keeps the operator's.
+    /// Resets the driver's settings, and keeps the operator's.
     fn reset(&self, state: &mut State, features: u64) {
         state.features = features;
         state.drivers += 1;
         state.announces = false;
         state.mac = self.options.mac;
         if features == 0 {
-            // The front-end sends the MTU before it sends the features.
+            // Forget the MTU only at features 0: the front-end sends the MTU before the features.
             state.mtu_front_end = None;
         }
         state.mtu_told = state.mtu_front_end.or(state.port.mtu);
@@ -63,7 +65,7 @@ impl Inner {
             let arrival = state.awaited.take().filter(|arrival| arrival.features == features);
             // QEMU sends the features once for each pair: equal features again change nothing. A
             // front-end that leaves the control queue to this device sends them once for each
-            // driver: equal features again mean that another driver begins.
+            // driver: then equal features mean that another driver begins.
             let is_same = features != 0 && state.features == features && !state.has_control;
             if is_same && arrival.is_none() {
                 return;
@@ -77,10 +79,10 @@ impl Inner {
         self.follow(features).await;
     }
 
-    /// Tells host and workers the driver's settings.
+    /// Passes the driver's settings to host and workers.
     async fn follow(&self, features: u64) {
-        // Without features no guest reads frames, and the next driver most often takes the same
-        // offloads: this saves a call of the host for each.
+        // Without features there is no driver to receive frames, and the next driver usually takes
+        // the same offloads: so skip the calls of the host.
         if features != 0 {
             self.apply_offloads().await;
             self.apply_rss().await;
@@ -88,7 +90,7 @@ impl Inner {
         self.push_rules().await;
     }
 
-    /// Begins to serve the control queue. Unless its ring `goes_on`, its driver has set nothing.
+    /// Begins to serve the control queue. Unless its ring `goes_on`, resets the driver's settings.
     pub(super) fn begin_control(&self, goes_on: bool) {
         let mut state = self.state();
         let features = state.features;
@@ -101,7 +103,7 @@ impl Inner {
     }
 
     /// True if the ring of an activation continues where it was stopped, in this or in another
-    /// process: then the driver's settings stay. The caller must ask once for each activation,
+    /// process: then the driver's settings are kept. Must be called once for each activation,
     /// because the next ring may be another driver's.
     pub(super) fn goes_on(&self, activation: &Activation) -> bool {
         let ring = RingFeatures::from_bits(activation.features);
@@ -110,7 +112,7 @@ impl Inner {
         std::mem::take(&mut vq.is_restored) || !is_new
     }
 
-    /// Saves the driver's settings. No ring runs.
+    /// Returns the driver's settings. No ring may run.
     pub(super) fn save(&self) -> Saved {
         let state = self.state();
         let mut saved = Saved::new(VIRTIO_ID_NET, state.features);
@@ -128,7 +130,8 @@ impl Inner {
         saved
     }
 
-    /// The commands that give a driver which has set nothing the settings of this one.
+    /// Returns the commands that give another driver, which has set nothing, the settings of this
+    /// one.
     fn commands_of(&self, state: &State) -> Vec<Command> {
         let mut commands = Vec::new();
         if let Some(filter) = &state.filter {
@@ -151,7 +154,7 @@ impl Inner {
         commands
     }
 
-    /// Adopts a saved state. If the driver's features are not known yet, they come next.
+    /// Adopts a saved state; if the driver's features are not known yet, stores it until they are.
     pub(super) async fn restore(&self, saved: &Saved) -> Result<(), StateError> {
         let arrival = self.look_through(saved)?;
         let features = arrival.features;
@@ -184,7 +187,7 @@ impl Inner {
                     let [mac @ .., low, high, announces] = record.array::<9>()?;
                     let mtu = u16::from_le_bytes([low, high]);
                     let is_sound = (mtu == 0 || is_mtu(mtu)) && announces <= 1;
-                    // A command with this address must be valid, too: the device may have it.
+                    // Check the address as a command would: the device may adopt it.
                     Command::parse(&Command::MacAddr(mac).emit()).map_err(|_| record.wrong())?;
                     if !is_sound {
                         return Err(record.wrong());
@@ -201,7 +204,8 @@ impl Inner {
         Ok(arrival)
     }
 
-    /// Parses a command, if this device would carry it out for a driver with these features.
+    /// Parses a saved command. Returns an error if this device would not carry it out for a driver
+    /// with these features.
     fn command_of(&self, record: &StateRecord, features: u64) -> Result<Command, StateError> {
         let command = Command::parse(&record.bytes).map_err(|_| record.wrong())?;
         let data_queues = self.options.queue_pairs * 2;
@@ -219,7 +223,7 @@ impl Inner {
         if is_obeyed && may { Ok(command) } else { Err(record.wrong()) }
     }
 
-    /// Sets the saved values of a driver that has set nothing here.
+    /// Sets the saved values for a driver that has set nothing here.
     fn welcome(&self, arrival: Arrival) {
         {
             let mut state = self.state();

@@ -1,4 +1,5 @@
-//! `Tally`: counts a burst's packets, bytes and segmented packets before they go to the counters.
+//! `Tally`: adds up a burst's packets, bytes and segmented packets, before they are added to the
+//! counters.
 
 use manyring_backend::net::Sent;
 use manyring_engine::stats::QueueStats;
@@ -20,14 +21,14 @@ impl Tally {
         self.gso += u64::from(header.gso_type != HDR_GSO_NONE);
     }
 
-    /// Adds a finished packet of `len` bytes.
+    /// Counts a finished packet of `len` bytes.
     #[inline]
     pub(super) fn add_plain(&mut self, len: usize) {
         self.packets += 1;
         self.bytes += len as u64;
     }
 
-    /// Adds the counts to the counters of frames that were passed on.
+    /// Adds the sums to the counters of frames that were passed on.
     #[inline]
     pub(super) fn store(&self, stats: &QueueStats) {
         stats.packets.add(self.packets);

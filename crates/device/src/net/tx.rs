@@ -4,17 +4,17 @@
 //! turn:   if the port has finished frames that it kept: push their chains         (late.rs)
 //!         if no burst is held: pop a batch, and make a frame of each chain       (parse.rs)
 //!         offer the burst to the port:
-//!             the port took a group of frames: push and publish their chains
-//!             the bound of a turn is reached: the rest waits for the next turn
-//!             the port is full: the rest waits until the port has room
-//!             the host has no memory: the rest waits for a millisecond, 100 times at most
+//!           the port took a group of frames: push and publish their chains
+//!           the bound of a turn is reached: the rest waits for the next turn
+//!           the port is full: the rest waits until the port has room
+//!           the host has no memory: the rest waits for a millisecond, 100 times at most
 //! let go: offer the burst once more, for one turn's bytes; drop the rest; push all chains
 //! ```
 //! 1. The frames of a burst stay in order: nothing is popped while a burst is held.
 //! 2. A frame is a list of slices of guest memory, not a copy. Its chain is returned when the port
 //!    has sent the frame. If the port keeps the slices, `late.rs` returns the chain later.
 //! 3. A frame counts as passed when its burst is done and the port has not refused it. Counters are
-//!    added to once for each burst.
+//!    updated once for each burst.
 
 mod late;
 mod limited;
@@ -36,9 +36,9 @@ use manyring_wire::net::{HEADER_SIZE, Offloads};
 use std::sync::Arc;
 
 const _: () = assert!(burst::FRAMES_MAX == BATCH_CHAINS && burst::SHARED_BYTES == GROUP_BYTES);
-/// How long to wait before sending is retried when the host is out of memory.
+/// Delay before sending is retried when the host is out of memory.
 const NO_MEMORY_RETRY_NS: u64 = 1_000_000;
-/// After so many attempts, a frame for which the host has no memory is dropped.
+/// After so many attempts the frame is dropped.
 const NO_MEMORY_TRIES: u32 = 100;
 
 /// A transmitq, as its worker runs it.
@@ -46,9 +46,9 @@ const NO_MEMORY_TRIES: u32 = 100;
 pub(crate) struct NetTx {
     pub(super) port: Box<dyn PortTx>,
     rules: Arc<Rules>,
-    /// The source of the rules, from which [`Self::refresh_rules`] takes them.
+    /// Where [`Self::refresh_rules`] loads the rules from.
     live: Option<Arc<Live<Rules>>>,
-    /// The limit of the device on this queue, as adopted last and at its source; `None`: no limit.
+    /// The limit of the device as it was last loaded, and where to load it from; `None`: no limit.
     gate: Option<Box<Gate>>,
     limit: Option<Arc<Limit>>,
     /// The offloads that the guest may use in its frames.
@@ -56,23 +56,25 @@ pub(crate) struct NetTx {
     /// Bytes of the header before each of the guest's frames.
     header_size: usize,
     batch: Batch,
-    /// The burst; the chains of its remaining frames, in order; and how many frames are done.
+    /// The burst; the chains of its remaining frames, in order; and how many of its frames are
+    /// done.
     frames: Frames,
     chains: Vec<Chain>,
     done: usize,
-    /// Frames of the rest that the port has sent before earlier ones ([`Sent::ahead`]).
+    /// Remaining frames that the port has sent before earlier ones ([`Sent::ahead`]), a bit for
+    /// each.
     ahead: u64,
     stop: Option<Stop>,
     retry_at_ns: u64,
     tries: u32,
-    /// Counts of the burst, and of those of its frames that were lost, or are still with the port.
+    /// Sums of the burst, and of those of its frames that were lost or that the port still has.
     last: Tally,
     lost: Tally,
-    /// Bounds the frames and bytes that a turn sends.
+    /// Limits the frames and bytes of a turn.
     pub(super) burst: BurstBounds,
     /// Frames that the port has taken and still uses; `None` until it keeps the first one.
     late: Option<Box<PortFrames>>,
-    /// Buffers of sent frames that go back in groups; `None`: each goes back at once.
+    /// Buffers of sent frames that are returned in groups; `None`: each is returned at once.
     kept: Option<Box<Kept>>,
     /// The device's name and the queue's index, for log messages.
     pub(super) place: (String, usize),
@@ -109,35 +111,35 @@ impl NetTx {
         })
     }
 
-    /// Sets the size of the driver's headers. Only before the first turn.
+    /// Sets the size of the driver's headers. Must be called before the first turn.
     pub(crate) fn set_headers(&mut self, size: usize) {
         self.header_size = size;
     }
 
-    /// This queue, as number `index` of the device that the log calls `device`.
+    /// Sets the device's name and the queue's index, for log messages.
     pub(crate) fn named(mut self, device: &str, index: usize) -> Self {
         self.place = (device.to_owned(), index);
         self
     }
 
-    /// This queue, with rules that [`Self::refresh_rules`] takes from `live`.
+    /// Sets where [`Self::refresh_rules`] loads the rules from.
     pub(crate) fn follow(mut self, live: Arc<Live<Rules>>) -> Self {
         self.live = Some(live);
         self
     }
 
-    /// This queue, which returns buffers as the operator has configured.
+    /// Sets when buffers are returned, as the operator configured.
     pub(crate) fn reclaiming(mut self, reclaim: Reclaim) -> Self {
         self.kept = (reclaim == Reclaim::Auto).then(|| Box::new(Kept::new()));
         self
     }
 
-    /// When the kept buffers must go back; `None`: none are kept.
+    /// When the held buffers must be returned; `None`: none are held.
     pub(crate) fn kept_due_ns(&self) -> Option<u64> {
         self.kept.as_ref().and_then(|kept| kept.due_ns())
     }
 
-    /// Adopts the present rules and the present limit.
+    /// Loads the present rules and the present limit.
     pub(crate) fn refresh_rules(&mut self) {
         if let Some(live) = &self.live {
             self.rules = live.load();
@@ -154,7 +156,7 @@ impl NetTx {
         self.port.readiness()
     }
 
-    /// True while frames wait because the port did not take them.
+    /// True while frames wait that the port did not take.
     pub(crate) fn waits_for_port(&self) -> bool {
         self.stop.is_some()
     }
@@ -172,15 +174,15 @@ impl NetTx {
         (self.stop == Some(Stop::NoMemory)).then_some(self.retry_at_ns)
     }
 
-    /// Called when the port may have room again.
+    /// Call when the port may have room again.
     pub(crate) fn on_port(&mut self) {
         if self.is_blocked() {
             self.retry_at_ns = 0;
         }
     }
 
-    /// Pops a batch and sends it, or sends the rest of the last one. The pair is the time at which
-    /// the round began, and the clock.
+    /// Pops a batch and sends it, or sends the rest of the last one. `now_ns` is the time at which
+    /// the round began.
     #[inline]
     pub(crate) fn turn(
         &mut self,
@@ -202,7 +204,8 @@ impl NetTx {
                 return turn;
             }
         } else if self.chains.is_empty() {
-            // Frames that are dropped cost little time, whatever their length: pop a full batch.
+            // Pop a full batch if its frames are to be dropped: that is quick, whatever their
+            // length.
             let is_sent = is_enabled && self.rules.link_up;
             let frames_max = if is_sent { self.burst.frames_max() } else { burst::FRAMES_MAX };
             turn.packets = queue.pop_batch(&mut self.batch, frames_max);
@@ -228,16 +231,16 @@ impl NetTx {
         turn
     }
 
-    /// Returns the kept buffers to the driver, if it is time. The result is their number.
+    /// Returns held buffers to the driver, if they are due. Returns their number.
     #[inline(never)]
     fn settle_kept(&mut self, queue: &mut impl Chains, now_ns: u64) -> usize {
         let is_stuck = self.stop.is_some();
         let Some(kept) = &mut self.kept else { return 0 };
-        // While frames wait for the port, the driver gets the buffers of sent frames at once.
+        // While frames wait for the port, return the buffers of sent frames at once.
         if is_stuck { kept.give_back(queue) } else { kept.settle(queue, now_ns) }
     }
 
-    /// Offers the rest of the burst to the port, or drops it while the link is down.
+    /// Offers the remaining frames to the port, or drops them while the link is down.
     #[inline]
     fn send_rest(&mut self, stats: &QueueStats) -> Sent {
         if self.rules.link_up {
@@ -249,8 +252,8 @@ impl NetTx {
         Sent { taken: self.frames.count() - self.done, ..Sent::default() }
     }
 
-    /// Counts the rest of the burst as dropped, except frames that the port has sent before earlier
-    /// ones, which are counted already.
+    /// Counts the remaining frames as dropped, except those that the port has sent before earlier
+    /// ones: these are counted already.
     #[cold]
     fn drop_rest(&mut self, cause: &Counter) {
         let ahead = self.ahead;
@@ -260,8 +263,8 @@ impl NetTx {
         }
     }
 
-    /// Sends the rest of the burst, or as much of it as a turn may send. A port that takes frames
-    /// in groups is slow, so the driver sees each group before the next one is sent.
+    /// Sends the remaining frames, as many as a turn may send. A port that takes frames in groups
+    /// is slow, so the driver sees each group before the next one is sent.
     #[inline]
     fn send(
         &mut self,
@@ -285,8 +288,8 @@ impl NetTx {
         }
     }
 
-    /// Offers the rest of the burst to the port once. Returns true if the remaining frames should
-    /// be offered now.
+    /// Offers the remaining frames to the port once. Returns true if the rest should be offered
+    /// now, too.
     fn send_group(
         &mut self,
         queue: &mut impl Chains,
@@ -322,7 +325,7 @@ impl NetTx {
             }
             Some(Stop::Blocked) => {
                 stats.blocked.add(1);
-                // Wait for the port's event.
+                // No time: wait for the port's event.
                 self.retry_at_ns = u64::MAX;
                 if matches!(self.port.readiness(), Readiness::Always) {
                     self.retry_at_ns = now_ns;
@@ -348,8 +351,8 @@ impl NetTx {
         false
     }
 
-    /// Keeps the buffers of the first `taken` frames of the rest for their group, if that pays now;
-    /// otherwise returns them to the driver. The result is the number of returned ones.
+    /// Handles the buffers of the next `taken` frames: holds them for a group, if the policy says
+    /// so, or returns them to the driver. Returns the number of returned ones.
     #[inline(never)]
     fn keep_or_return(
         &mut self,
@@ -366,7 +369,7 @@ impl NetTx {
         taken
     }
 
-    /// Counts the frames that the port has taken and lost, by cause.
+    /// Counts the frames that the port took and lost, by cause.
     #[inline]
     fn count_lost(&mut self, sent: &Sent, stats: &QueueStats) {
         if sent.merged.frames | sent.steered != 0 {
@@ -388,7 +391,7 @@ impl NetTx {
         self.lost.add(&self.frames.header(index), self.frames.len(index));
     }
 
-    /// Ends the burst, and adds its counts to the counters.
+    /// Ends the burst, and adds its sums to the counters.
     #[inline]
     fn finish(&mut self, stats: &QueueStats) {
         let Tally { packets, bytes, gso } = std::mem::take(&mut self.last);
@@ -405,9 +408,9 @@ impl NetTx {
         (self.done, self.ahead, self.tries, self.retry_at_ns) = (0, 0, 0, 0);
     }
 
-    /// Offers the rest to the port once more, drops the frames that it does not take, and returns
-    /// all chains except those of frames that the port still has. Afterwards only these frames use
-    /// guest memory.
+    /// Offers the remaining frames to the port once more, drops those that it does not take, and
+    /// returns all chains except those of frames that the port still has. Afterwards only these
+    /// frames use guest memory.
     pub(crate) fn let_go(&mut self, queue: &mut impl Chains, stats: &QueueStats) {
         if let Some(kept) = &mut self.kept {
             kept.give_back(queue);
@@ -419,8 +422,8 @@ impl NetTx {
         self.batch.release();
     }
 
-    /// Called by a worker while the port takes no frames (`is_in_burst`). If the port takes frames
-    /// now, it gets those of one turn, so that no other guest is charged for more.
+    /// Ends a burst that the port did not take (`is_in_burst`). If the port takes frames now, it
+    /// gets those of one turn at most, so that no other guest's time is charged for more.
     fn give_up(&mut self, queue: &mut impl Chains, stats: &QueueStats) {
         let first = self.done;
         let bytes = |tx: &Self| (first..tx.done).map(|index| tx.frames.len(index)).sum::<usize>();
@@ -442,8 +445,8 @@ impl NetTx {
         self.finish(stats);
     }
 
-    /// Returns the chains of the first `taken` frames of the rest, except those that the port
-    /// keeps, which are counted when they come back. The result is the number of returned ones.
+    /// Returns the chains of the next `taken` frames to the driver, except those that the port
+    /// keeps, which are counted when they come back. Returns the number of returned ones.
     #[cold]
     fn keep_late(&mut self, queue: &mut impl Chains, taken: usize, later: u64) -> usize {
         let mut returned = 0;

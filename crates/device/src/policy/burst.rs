@@ -1,25 +1,26 @@
-//! `BurstBounds`: bounds the frames and bytes that a transmitq sends in a turn.
+//! `BurstBounds`: limits the frames and bytes that a transmitq sends in a turn.
 //!
 //! ```text
 //! beside other guests:  256 KiB, then the rest of the burst waits for the next turn
 //! alone:                2 MiB, or half a millisecond behind the first group, if that is earlier
 //! ```
-//! A receiver on the host that sleeps is woken by each burst of its flow: if a guest sends on
-//! several queues, short bursts wake it once for each of their turns. But a driver waits until its
-//! frames are returned, and other guests wait for their turn. A long frame can be expensive for the
-//! host: a bridge segments and copies it for each of its ports.
+//! A sleeping receiver on the host is woken by each burst of its flow. If a guest sends on several
+//! queues, short bursts wake the receiver once for each turn of each queue; so long bursts are
+//! better. But a driver waits until its frames are returned, and other guests wait for their turn;
+//! so a burst is limited. A long frame can be expensive for the host: a bridge segments and copies
+//! it for each of its ports.
 
 /// The most bytes in a turn if the worker serves other guests too. A port that makes a system call
 /// for each frame returns after this many bytes, so that no turn is much longer.
 pub(crate) const SHARED_BYTES: usize = 256 << 10;
-/// The most bytes in a turn of a guest that is alone on its worker.
+/// The most bytes in a turn if the guest is alone on its worker.
 const ALONE_BYTES: usize = 2 << 20;
 /// Nanoseconds after which a turn of such a guest ends in any case.
 const ALONE_NS: u64 = 500_000;
-/// The least frames that are popped for a turn, however long the last ones were, so that a turn is
-/// worth its cost.
+/// The least frames that a turn pops, however long the last ones were, so that a turn is worth its
+/// cost.
 const FRAMES_MIN: usize = 4;
-/// The most frames that are popped for a turn: a full batch.
+/// The most frames that a turn pops: a full batch.
 pub(crate) const FRAMES_MAX: usize = 64;
 
 /// The bounds of a transmitq's turns.
@@ -38,18 +39,18 @@ pub(crate) struct Spent {
 }
 
 impl BurstBounds {
-    /// The bounds of a queue that has sent nothing yet.
+    /// Returns the bounds of a queue that has sent nothing yet.
     pub(crate) const fn new() -> Self {
         Self { frames_max: FRAMES_MAX, shared_bytes: SHARED_BYTES, is_alone: false }
     }
 
-    /// These bounds, with `shared_bytes` in a turn beside other guests.
+    /// Returns bounds with `shared_bytes` for a turn beside other guests.
     #[cfg(test)]
     pub(crate) const fn of(shared_bytes: usize) -> Self {
         Self { shared_bytes, ..Self::new() }
     }
 
-    /// Frames to pop for the next turn at most, as the length of the last ones suggests.
+    /// The most frames to pop for the next turn, computed from the length of the last ones.
     #[inline]
     pub(crate) fn frames_max(&self) -> usize {
         self.frames_max
@@ -64,15 +65,15 @@ impl BurstBounds {
         }
     }
 
-    /// Sets the bound of the next turn, after a burst whose frames had `mean` bytes on average.
+    /// Computes the bound of the next turn, after a burst whose frames had `mean` bytes on average.
     #[inline]
     pub(crate) fn learn(&mut self, mean: usize) {
         let bytes = if self.is_alone { ALONE_BYTES } else { self.shared_bytes };
         self.frames_max = (bytes / mean.max(1)).clamp(FRAMES_MIN, FRAMES_MAX);
     }
 
-    /// Counts a sent group of `bytes`, after which frames are left. Returns true if these must wait
-    /// for the next turn.
+    /// Counts a sent group of `bytes`, when frames are left. Returns true if these must wait for
+    /// the next turn.
     #[inline]
     pub(crate) fn is_over(&self, spent: &mut Spent, bytes: usize, clock: impl Fn() -> u64) -> bool {
         spent.bytes += bytes;

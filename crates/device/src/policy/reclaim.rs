@@ -1,62 +1,64 @@
-//! When the buffers of transmitted frames go back to the driver: at once, or several together.
+//! Decides when the buffers of transmitted frames are returned to the driver: at once, or several
+//! together.
 //!
 //! Linux holds back what a program writes to a TCP socket while a frame of that socket is in the
-//! transmitq ("autocorking", "small queues"). A device that returns each small frame's buffer at
-//! once has such a guest send the next small frame. One that returns the buffer a little later gets
-//! the writes of that time in one longer frame, and both sides have less to do for each byte.
-//! A guest that sends a request and waits for its answer gains nothing, and pays for the delay.
+//! transmitq ("autocorking", "small queues"). If a device returns the buffer of each small frame at
+//! once, the guest sends the next small frame. If the device returns the buffer a little later, the
+//! guest sends all that was written meanwhile in one longer frame, and both sides have less work
+//! for each byte. A guest that sends a request and waits for the answer gains nothing, and pays for
+//! the delay.
 //!
-//! No rate tells these apart, but the frames do: they become longer, or they do not. So the policy
-//! tries it, a group of frames (an *epoch*) at a time:
+//! No rate tells these two guests apart. But the frames do: they become longer, or they do not. So
+//! the policy tries it, a group of frames (an *epoch*) at a time:
 //!
 //! ```text
 //! an epoch ends (128 frames, without a pause of a millisecond):
-//!   off:    the frames were small and came fast, and it is time to try again?
-//!               remember their mean size, and keep the buffers of the next epoch: a trial
-//!   trial:  the mean size has grown by a sixteenth?  on
-//!               else off, and the next trial is twice as far away
-//!   on:     the mean size is still so much larger than without?  on; now and then one epoch is
-//!               without, to see what that size is today
-//!               else off
-//! a pause:  the buffers go back at once from now on
+//! off:    the frames were small and came fast, and it is time to try again?
+//!         remember their mean size, and hold the buffers of the next epoch: a trial
+//! trial:  the mean size has grown by a sixteenth?  on
+//!         else off, and the next trial is twice as far away
+//! on:     the mean size is still so much larger than without?  on; now and then one epoch is
+//!         without, to see what that size is today
+//!         else off
+//! a pause:  the buffers are returned at once from now on
 //! ```
 //! 1. A trial ends after a quarter of an epoch if the frames have not grown at all by then. This
 //!    bounds the cost of useless trials: 32 delays in 1024 frames at first, then in 2048, 4096, ..
-//! 2. The delay is short, because a guest that has filled its ring, or a socket's share of it,
-//!    waits. A group is never more than a quarter of the ring.
+//! 2. The delay is short, because a guest waits that has filled its ring, or a socket's part of the
+//!    ring. A group is never more than a quarter of the ring.
 //!
 //! The policy gets the time as an argument, and reads no clock.
 
-/// A buffer goes back after this time at the latest. Of 12, 25, 40, 50, 100 and 200 us this one
-/// did best over several streams (docs/design/0007).
+/// A buffer is returned after this time at the latest. Of 12, 25, 40, 50, 100 and 200 us this was
+/// the best over several streams (docs/design/0007).
 pub(crate) const KEEP_NS_MAX: u64 = 25_000;
-/// A group goes back when it has this many frames or bytes.
+/// A group is returned when it has this many frames or bytes.
 pub(crate) const GROUP_FRAMES_MAX: usize = 32;
 pub(crate) const GROUP_BYTES_MAX: u64 = 16 << 10;
 
-/// Frames in an epoch, and the number after which a trial that fails may be recognised.
+/// Frames in an epoch, and the number of frames after which a failing trial may be recognised.
 const EPOCH_FRAMES: u64 = 128;
 const GLANCE_FRAMES: u64 = 32;
 /// Frames of this mean size or more gain nothing from being longer.
 const SMALL_BYTES: u64 = 1024;
-/// Frames that come more slowly than this on average have nothing to be merged with.
+/// Frames that come more slowly than this on average have no others to be merged with.
 const GAP_NS_MAX: u64 = 150_000;
 /// After a gap of this length, frames are not compared with those before it.
 const PAUSE_NS: u64 = 1_000_000;
 /// Epochs between a trial that failed and the next one: at first, and at most.
 const WAIT_MIN: u32 = 8;
 const WAIT_MAX: u32 = 256;
-/// Epochs in a row in which buffers are kept, before one in which they are not.
+/// Epochs in a row in which buffers are held, before one in which they are not.
 const ON_MAX: u32 = 16;
 
-/// The treatment of buffers in an epoch.
+/// How the buffers of an epoch are returned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum ReclaimPhase {
-    /// Buffers go back at once.
+    /// At once.
     Off,
-    /// They are kept, to see whether the frames become longer.
+    /// Held, to see whether the frames become longer.
     Trial,
-    /// They are kept, because the frames became longer.
+    /// Held, because the frames became longer.
     On,
 }
 
@@ -64,7 +66,7 @@ enum ReclaimPhase {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ReclaimPolicy {
     phase: ReclaimPhase,
-    /// Mean bytes of a frame in the last epoch in which buffers were not kept.
+    /// Mean bytes of a frame in the last epoch in which buffers were not held.
     size_without: u64,
     /// Epochs that `phase` has lasted.
     lasted: u32,
@@ -91,13 +93,13 @@ impl ReclaimPolicy {
         }
     }
 
-    /// True while the buffers of sent frames must be kept for a moment.
+    /// True while the buffers of sent frames must be held for a moment.
     #[inline]
     pub(crate) fn keeps(&self) -> bool {
         self.phase != ReclaimPhase::Off
     }
 
-    /// Notes that a burst of `frames` frames and `bytes` bytes was taken from the driver.
+    /// Call when a burst of `frames` frames and `bytes` bytes was taken from the driver.
     #[inline]
     pub(crate) fn on_burst(&mut self, now_ns: u64, frames: u64, bytes: u64) {
         if now_ns.saturating_sub(self.last_ns) >= PAUSE_NS {
@@ -130,7 +132,8 @@ impl ReclaimPolicy {
             ReclaimPhase::Trial if self.has_grown(16) => self.enter(ReclaimPhase::On, now_ns),
             ReclaimPhase::On if self.has_grown(16) => {
                 if self.lasted >= ON_MAX {
-                    // Keeping has paid so far: the epoch without it is followed by a trial.
+                    // Holding has paid so far: after this epoch without it, the next one is a
+                    // trial.
                     self.wait = 0;
                     self.enter(ReclaimPhase::Off, now_ns);
                 }
@@ -140,13 +143,13 @@ impl ReclaimPolicy {
         self.begin_epoch(now_ns);
     }
 
-    /// True if the frames of this epoch are longer than those without keeping, by one in `parts`.
+    /// True if the frames of this epoch are longer than frames without holding, by a `parts`-th.
     fn has_grown(&self, parts: u64) -> bool {
         let without = self.frames * self.size_without;
         self.bytes >= without + without / parts
     }
 
-    /// Stops keeping buffers, since it does not pay at present.
+    /// Stops holding buffers, since it does not pay at present.
     fn give_up(&mut self, now_ns: u64) {
         self.wait = (self.wait * 2).clamp(WAIT_MIN, WAIT_MAX);
         self.enter(ReclaimPhase::Off, now_ns);

@@ -1,5 +1,5 @@
-//! The end of a turn of a Xen ring: requests that are done are answered, and requests with further
-//! steps (`stages.rs`) take the next one.
+//! The end of a turn of a Xen ring: completed requests are answered, and requests with further
+//! steps (`stages.rs`) begin the next one.
 
 use super::plan::Reply;
 use super::queue::BlkifQueue;
@@ -15,7 +15,7 @@ use manyring_queue::blkif::BackRing;
 use manyring_wire::xen::blkif::{BlkifStatus, Response};
 use rustix::io::Errno;
 
-/// The status that answers a request which failed with `errno`.
+/// Returns the response status of a request that failed with `errno`.
 #[cold]
 #[inline(never)]
 fn status_of(errno: Errno) -> BlkifStatus {
@@ -33,8 +33,8 @@ fn respond(ring: &mut BackRing, request: InFlight<Reply>, result: Result<(), Err
 
 impl BlkifQueue {
     /// Ends a turn of the disk: answers completed requests, and prepares the next steps of requests
-    /// that have some. If the second part of the result is true, the caller must hand these steps
-    /// to the disk by [`Self::go_on`].
+    /// that have further steps. If the second value is true, the caller must submit these steps to
+    /// the disk by [`Self::go_on`].
     #[inline]
     pub(super) fn complete(
         &mut self,
@@ -43,7 +43,8 @@ impl BlkifQueue {
         (now_ns, clock): (u64, impl Fn() -> u64),
     ) -> (Completed, bool) {
         let mut has_more = self.requests.reap();
-        // Before the steps: the last step of a gate opens it, and requests behind it can be popped.
+        // Read these states before the steps are taken: the last step of a gate opens it, and then
+        // requests behind the gate can be popped.
         let (is_busy, was_gated) = (self.stages.is_busy(), self.stages.is_gated());
         if is_busy {
             self.take_steps();
@@ -61,13 +62,13 @@ impl BlkifQueue {
             (count, freed, lost) = (count + failed.count, freed + failed.freed, failed.lost);
             has_more |= failed.has_more;
         }
-        // Requests that waited in the ring for pages or for the gate can be popped now. The driver
-        // was not asked for a kick while they waited: take another turn.
+        // Take another turn: requests that waited in the ring for pages or for the gate can be
+        // popped now, and the driver was asked for no kick while they waited.
         if freed > 0 && (self.release_held() || was_gated) {
             has_more = true;
         }
-        // Unmap now, when all responses of the turn are written and none is published: a front-end
-        // that sees a response may end the grants of its request.
+        // Unmap now, when all responses of the turn are written but not published: once a front-end
+        // sees a response, it may end the grants of the request.
         self.grants.unmap_released();
         if is_busy
             && self.stages.is_gated()
@@ -79,7 +80,8 @@ impl BlkifQueue {
         (Completed { count, freed, lost, has_more }, is_busy)
     }
 
-    /// Answers the remaining requests, if the host has failed one or some wait for space.
+    /// Answers the remaining completed requests, when some of them failed on the host or wait for
+    /// space.
     #[cold]
     #[inline(never)]
     fn answer_failed(
@@ -107,15 +109,15 @@ impl BlkifQueue {
         Completed { count, freed: count + aside, lost, has_more }
     }
 
-    /// Hands the next steps of requests to the disk. Returns true if there were any: the queue must
-    /// then take another turn, to reap the completed ones.
+    /// Submits the next steps of requests to the disk. Returns true if there were any: the queue
+    /// must then take another turn to reap their completions.
     #[inline]
     pub(super) fn go_on(&mut self, disk: Option<&mut DiskRing>) -> bool {
         self.requests.start(disk)
     }
 
-    /// Takes the requests that have a further step out of the disk's completions, and adds their
-    /// next steps to the burst.
+    /// Removes the completions of requests with a further step from the list of completions, and
+    /// adds these steps to the burst.
     #[cold]
     fn take_steps(&mut self) {
         let steps = self.stages.take_steps(self.requests.done());
@@ -137,14 +139,14 @@ impl BlkifQueue {
         }
     }
 
-    /// At the end of a turn, unmaps grants that were unused for long, and updates the counters.
+    /// Ends a turn: unmaps grants that were not used for long, and updates the counters.
     #[inline]
     pub(super) fn tend(&mut self, worked: bool, now_ns: u64, stats: &QueueStats) {
         let purged = self.grants.purge(now_ns);
         if worked || purged > 0 {
             self.count(stats);
         }
-        // A queue without work may sleep after this turn: note when it must wake to purge again.
+        // The queue may sleep after this turn: note when it must wake to unmap grants again.
         if worked {
             if self.is_tended {
                 self.purge_at_ns = None;
@@ -163,8 +165,8 @@ impl BlkifQueue {
             stats.grant_hits.add(new.hits - old.hits);
             self.counted.hits = new.hits;
         }
-        // The other counters change only together with one of these, so not while every reference
-        // is found mapped.
+        // The other counters change only together with one of these two. So skip them while every
+        // reference was found mapped.
         if (new.misses, new.purged) != (old.misses, old.purged) {
             self.count_others(stats);
         }

@@ -63,7 +63,7 @@ impl Handler<BackRing> for BlkifHandler {
         self.queue.requests.acknowledge();
     }
 
-    /// A queue that can pop nothing before one of its requests completes does not ask for a kick.
+    /// A queue that cannot pop before one of its requests completes asks for no kicks.
     fn waits(&self, _: &BackRing) -> Waits {
         Waits {
             driver: !self.queue.is_waiting() && !self.queue.is_limited(),

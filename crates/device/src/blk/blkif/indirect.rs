@@ -10,9 +10,9 @@ use rustix::io::Errno;
 use std::ops::Range;
 
 impl BlkifQueue {
-    /// Copies the segments of the planned indirect requests out of their pages, and asks for the
-    /// data pages that these segments name. At the first fault of the front-end the ring stops, and
-    /// the requests from that one on are discarded.
+    /// Copies the segments of the planned indirect requests out of the granted pages, and asks for
+    /// the data pages that these segments name. At the first fault of the front-end the ring stops:
+    /// that request and all later ones are discarded.
     pub(super) fn read_segments(&mut self, ring: &mut BackRing, now_ns: u64) {
         self.lists.clear();
         for planned in &self.planned {
@@ -50,8 +50,9 @@ impl BlkifQueue {
         }
     }
 
-    /// Reads the segments of one indirect request from its pages, which have these numbers in
-    /// `lists`. A request whose pages cannot be mapped, or that lies outside the disk, is answered.
+    /// Reads the segments of one indirect request out of its pages, which are `numbers` in `lists`.
+    /// Returns an answer instead of segments if the pages cannot be mapped, or the request lies
+    /// outside the disk.
     ///
     /// # Errors
     /// A [`RequestError`] that is a fault of the front-end: the ring must stop.

@@ -10,8 +10,8 @@ use std::sync::Arc;
 /// Maps the first `len` bytes of `file`. A shorter file is no journal of this ring, so it is
 /// emptied and extended to `len` bytes.
 ///
-/// The blocks of the file are allocated now. A later store into a hole would be lost if the file
-/// system were full, and with it the record of a request.
+/// The file system allocates the blocks of the file now. A later store into a hole of the file
+/// would be lost if the file system were full, and with it the record of a request.
 ///
 /// # Errors
 /// [`StartError::JournalRoom`]: the file cannot be extended, or its file system is full.
@@ -27,7 +27,8 @@ pub(super) fn map(file: &OwnedFd, len: usize) -> Result<Words, StartError> {
         reserved => reserved,
     }
     .map_err(StartError::JournalRoom)?;
-    // The operator has chosen the folder: no guest and no front-end can choose the file.
+    // A file on a local disk is allowed here: the operator chose the folder, and no guest or
+    // front-end can choose the file.
     let mapping = Mapping::of_file_in(MemoryFiles::LocalDisk, file, 0, size);
     let mapping = mapping.map_err(StartError::Journal)?;
     let words = Words::new(Arc::new(mapping), 0, len, size_of::<u64>() as u64);

@@ -1,4 +1,4 @@
-//! A queue of a Xen disk with a limit: how many requests a turn may pop, as in `blk/limited.rs`.
+//! Limits of a Xen disk's queue: how many requests a turn may pop, as in `blk/limited.rs`.
 
 use super::queue::BlkifQueue;
 use crate::blk::limited::{LOOKS_MAX, before_looking};
@@ -8,22 +8,23 @@ use manyring_queue::blkif::{BackRing, Requests as Popped};
 use manyring_wire::xen::blkif::{DataOp, Kind as Asked, Limits, PAGE_SIZE, RawRequest, Request};
 
 impl BlkifQueue {
-    /// Adopts the present limit of the device.
+    /// Loads the present limit of the device.
     pub(super) fn take_limit(&mut self) {
         self.gate = self.shared.limit.gate();
     }
 
-    /// True if the limit has refused a request, and the time to ask it again has not come.
+    /// True if the limit has refused a request, and the next attempt is not due.
     pub(super) fn is_limited(&self) -> bool {
         self.limited_until_ns().is_some()
     }
 
-    /// When the limit may admit a request again; `None`: it has refused none.
+    /// When the limit may admit a request again; `None`: it refused none.
     pub(super) fn limited_until_ns(&self) -> Option<u64> {
         self.gate.as_ref().and_then(|gate| gate.due_ns())
     }
 
-    /// How many requests the turn may pop, and whether [`Self::settle_limit`] must charge them.
+    /// Returns how many requests the turn may pop, and true if [`Self::settle_limit`] must charge
+    /// them.
     #[cold]
     #[inline(never)]
     pub(super) fn admitted(
@@ -51,7 +52,7 @@ impl BlkifQueue {
         (count, true)
     }
 
-    /// Charges the requests that the turn has popped, as they were parsed then.
+    /// Charges the limit for the requests that the turn has popped, as they were parsed.
     #[cold]
     #[inline(never)]
     pub(super) fn settle_limit(&mut self, popped: usize, now_ns: u64) {
@@ -60,8 +61,8 @@ impl BlkifQueue {
     }
 }
 
-/// The direction and bytes of a request, if a limit counts it. The segments of an indirect request
-/// are not read yet, so it counts with the most bytes that they can have.
+/// Returns the direction and bytes of a request; `None` if no limit counts it. The segments of an
+/// indirect request are not read yet, so it counts as if each segment were a whole page.
 fn peek(raw: &RawRequest, limits: &Limits) -> Option<(Way, u64)> {
     let way = |op| if op == DataOp::Read { Way::Read } else { Way::Write };
     match Request::parse(raw, limits).ok()?.kind {

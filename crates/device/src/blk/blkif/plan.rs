@@ -1,5 +1,5 @@
-//! `Planned`: a request that was popped and parsed in this turn, with its next action; `InUse`: the
-//! pages that requests in flight use.
+//! `Planned`: a request that was popped and parsed in this turn, with its next action. `InUse`: the
+//! pages of requests in flight.
 
 use super::stages::UNMAPPED;
 use manyring_backend::blk::Op;
@@ -16,14 +16,14 @@ use std::ops::Range;
 pub(super) struct Reply {
     pub(super) id: u64,
     pub(super) echo: u8,
-    /// The most lots that the request's pages take.
+    /// The most lots that the request's pages can take.
     pub(super) lots: u32,
 }
 
 /// The next action for a request that was popped in this turn.
 #[derive(Debug)]
 pub(super) enum IoKind {
-    /// Fail it with this error, without the disk.
+    /// Answer it with this error, without the disk.
     Answer(Errno),
     Flush,
     /// A write barrier without data.
@@ -34,8 +34,8 @@ pub(super) enum IoKind {
         offset: u64,
         len: u64,
     },
-    /// A read or write. `segments` are the numbers of its segments in the turn's list; the grants
-    /// of its pages have the same numbers.
+    /// A read or write. `segments` is the range of its segments in the turn's list; its pages have
+    /// the same numbers in the list of grants.
     Data {
         op: DataOp,
         sector: u64,
@@ -53,12 +53,12 @@ pub(super) struct Planned {
 }
 
 impl IoKind {
-    /// The numbers of the request's segments, which are those of its pages.
+    /// Returns the numbers of the request's segments, which are those of its pages, too.
     pub(super) fn numbers(&self) -> Range<usize> {
         if let Self::Data { segments, .. } = self { segments.clone() } else { 0..0 }
     }
 
-    /// True if the request is a gate (`stages.rs`).
+    /// True if the request is a gate: later requests wait for it (`stages.rs`).
     pub(super) fn is_gate(&self) -> bool {
         match self {
             Self::Barrier => true,
@@ -67,17 +67,19 @@ impl IoKind {
         }
     }
 
-    /// True if there was no room to map the pages that hold the request's segments.
+    /// True if the process could not map the pages with the request's segments, for lack of
+    /// mappings.
     pub(super) fn is_short(&self) -> bool {
         matches!(self, Self::Answer(errno) if *errno == SHORT)
     }
 }
 
-/// `EAGAIN` from mapping a request's pages means that this process, not the guest, has run out of
-/// mappings: the request is put back into the ring.
+/// `EAGAIN` from mapping a request's pages: this process, not the guest, has run out of mappings,
+/// so the request is put back into the ring.
 pub(super) const SHORT: Errno = Errno::AGAIN;
 
-/// Maps the error for a page to an errno: [`UNMAPPED`] fails the request, [`SHORT`] puts it back.
+/// Returns the errno for a page that cannot be mapped: [`UNMAPPED`] fails the request, [`SHORT`]
+/// puts it back.
 pub(super) fn errno_of(error: GrantError) -> Errno {
     match error {
         GrantError::NoRoom { .. } | GrantError::Memory(MemoryError::Pieces { .. }) => SHORT,
@@ -85,7 +87,7 @@ pub(super) fn errno_of(error: GrantError) -> Errno {
     }
 }
 
-/// The errno that answers a request which the ring's format does not allow.
+/// Returns the errno with which to answer a request that the ring's format does not allow.
 pub(super) fn answer_of(error: &RequestError) -> Errno {
     match error.status() {
         BlkifStatus::Unsupported => Errno::OPNOTSUPP,
@@ -102,13 +104,14 @@ pub(super) fn segment_count(kind: &Result<Asked<'_>, RequestError>) -> usize {
     }
 }
 
-/// True for a write that must be served after all requests before it (`stages.rs`).
+/// True for a write that must follow all requests before it (`stages.rs`).
 #[inline]
 pub(super) fn is_ordered(op: DataOp) -> bool {
     matches!(op, DataOp::WriteBarrier | DataOp::FlushWrite)
 }
 
-/// How the pages of a request are mapped: writable for a read, which writes to them.
+/// Returns the access with which the pages of a request are mapped: writable for a read, since the
+/// disk writes into them.
 #[inline]
 pub(super) fn access_of(op: DataOp) -> GrantAccess {
     if op == DataOp::Read { GrantAccess::Write } else { GrantAccess::Read }
@@ -125,11 +128,13 @@ pub(super) fn bytes_of(segment: &Segment) -> (u32, u32) {
 #[derive(Debug, Default)]
 pub(super) struct InUse {
     slots: Vec<Few>,
-    /// Further pages of an indirect request, by slot. Empty until there is such a request.
+    /// The pages of an indirect request beyond the first [`SEGMENTS_MAX`], by slot. Empty until
+    /// there is such a request.
     more: Vec<Vec<GrantPage>>,
 }
 
-/// The first pages of a request; all pages of one that is not indirect.
+/// The first [`SEGMENTS_MAX`] pages of a request, which are all pages of a request that is not
+/// indirect.
 #[derive(Clone, Copy, Debug, Default)]
 struct Few {
     count: u32,
@@ -137,7 +142,7 @@ struct Few {
 }
 
 impl InUse {
-    /// The pages in use of a ring with this many slots, none of whose requests is in flight.
+    /// Makes the table for a ring with this many slots.
     pub(super) fn new(slots: u16) -> Self {
         Self { slots: vec![Few::default(); slots.into()], more: Vec::new() }
     }
@@ -163,7 +168,7 @@ impl InUse {
         self.more[usize::from(slot)].push(page);
     }
 
-    /// Ends the use of all pages of the request in `slot`, and calls `each` for every page.
+    /// Removes all pages of the request in `slot`, and calls `each` for every page.
     #[inline]
     pub(super) fn take(&mut self, slot: u16, mut each: impl FnMut(GrantPage)) {
         let few = &mut self.slots[usize::from(slot)];

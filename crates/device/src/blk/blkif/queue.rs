@@ -1,7 +1,7 @@
 //! `BlkifQueue`: requests of a Xen ring, from the ring to the disk and back.
 //!
 //! ```text
-//! plan:           pop a batch, parse each request; a fault of the front-end stops the ring there
+//! plan:           pop a batch, parse each request; at a fault of the front-end the ring stops
 //! read_segments:  map the pages that hold the segments of indirect requests, copy them out, unmap
 //! map:            map the pages of all requests: one call
 //! submit:         slices to the burst; the burst to the disk
@@ -9,14 +9,15 @@
 //!                 publishes the responses
 //! ```
 //! A request whose pages are all mapped already goes from `plan` directly to the burst, unless an
-//! earlier request needs the steps between. Most often this holds for every request.
+//! earlier request of the batch does not. Most often every request does.
+//!
 //! 1. The front-end can change requests and segments at any time. So each is copied once, and only
 //!    the copy is used: requests when they are popped, segments of indirect requests out of their
 //!    pages.
 //! 2. Requests that do not fit into this turn are put back into the ring, the last one first: those
 //!    beyond [`SEGMENTS_TURN`] segments, or beyond the pages that the queue has addresses for.
-//! 3. Pages are released before the response is visible: a front-end that sees a response may end
-//!    the grants of its request.
+//! 3. Pages are released before the response is visible: once a front-end sees a response, it may
+//!    end the grants of the request.
 
 use super::plan::{
     InUse, IoKind, Planned, Reply, SHORT, access_of, answer_of, bytes_of, errno_of, is_ordered,
@@ -42,10 +43,10 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// The most segments of the requests of one turn. A single request may have more.
+/// The most segments of one turn's requests together. A single request may have more.
 const SEGMENTS_TURN: usize = 1024;
-/// How long a request waits until mapping its pages is retried, if other queues of the process have
-/// used up all mappings.
+/// Delay before mapping a request's pages is tried again, if other queues of the process have used
+/// up all mappings.
 const RETRY_NS: u64 = 1_000_000;
 
 /// A queue of a Xen block device, as its worker runs it.
@@ -53,43 +54,46 @@ const RETRY_NS: u64 = 1_000_000;
 pub(super) struct BlkifQueue {
     pub(super) requests: QueueRequests<Reply>,
     pub(super) shared: Arc<Shared>,
-    /// The limit of the device on this queue; `None`: there is no limit.
+    /// The present limit of the device; `None`: there is no limit.
     pub(super) gate: Option<Box<manyring_engine::Gate>>,
     pub(super) limits: Limits,
-    /// Every write must be durable when it is answered.
+    /// True if every write must be durable when it is answered.
     write_through: bool,
     pub(super) grants: PersistentGrants,
-    /// The pages in which the ring lies.
+    /// Keeps the pages of the ring mapped.
     _ring_pages: GrantPages,
-    /// The requests of this turn, from the first one whose pages are not all mapped.
+    /// This turn's requests whose pages were not all mapped, and all requests behind the first of
+    /// them.
     pub(super) planned: Vec<Planned>,
     /// The segments of this turn's requests.
     pub(super) segments: Vec<Segment>,
-    /// The pages of these segments, under the same numbers.
+    /// The data pages: page n belongs to segment n.
     pub(super) asks: GrantAsks,
-    /// The pages that hold the segments of this turn's indirect requests.
+    /// The pages with the segments of this turn's indirect requests.
     pub(super) lists: GrantAsks,
-    /// The slice of one such page, and the copy of its bytes.
+    /// The slice of one of these pages, and a copy of its bytes.
     pub(super) page: SliceList,
     pub(super) bytes: Box<[u8; PAGE_SIZE]>,
     pub(super) in_use: InUse,
     /// The region of mapped pages that was found last, where the next lookup begins.
     pub(super) last: LastHit,
     pub(super) stages: Stages,
-    /// The most lots that the requests in flight take.
+    /// The most lots that the requests in flight can take together.
     pub(super) lots: u32,
     /// How many lots the queue has.
     lots_max: u32,
-    /// Requests were put back, because they need pages that requests in flight still use.
+    /// True while requests are in the ring that were put back because they need pages or lots of
+    /// requests in flight.
     is_held: bool,
-    /// When requests that were put back for lack of mappings are retried, even if no request of
-    /// this queue has completed before. `None`: there are no such requests.
+    /// When to pop requests again that were put back for lack of mappings, even if no request of
+    /// this queue has completed since. `None`: there are no such requests.
     retry_at_ns: Option<u64>,
-    /// When the queue must take a turn to unmap unused grants; `None` unless `is_tended`.
+    /// When the queue needs a turn to unmap unused grants; `None`: not known (`is_tended` is
+    /// false), or never.
     pub(super) purge_at_ns: Option<u64>,
-    /// `purge_at_ns` was determined since the last turn with work.
+    /// True if `purge_at_ns` was computed after the last turn with work.
     pub(super) is_tended: bool,
-    /// The grants' counters up to which the queue's counters have been updated.
+    /// The grants' counters that are already added to the queue's counters.
     pub(super) counted: GrantCounters,
 }
 
@@ -136,13 +140,13 @@ impl BlkifQueue {
         }
     }
 
-    /// True if the queue pops no request until one in flight is done, or a retry is due.
+    /// True if the queue may pop no request before one in flight is done, or a retry is due.
     pub(super) fn is_waiting(&self) -> bool {
         self.is_held || self.stages.is_gated()
     }
 
-    /// Allows the queue to pop the requests that were put back, since pages may be free now.
-    /// Returns true if there were any.
+    /// Allows the queue to pop requests that were put back, since pages may be free now. Returns
+    /// true if there were any.
     #[inline]
     pub(super) fn release_held(&mut self) -> bool {
         let was_held = self.is_held;
@@ -153,7 +157,8 @@ impl BlkifQueue {
         was_held
     }
 
-    /// Allows the queue to pop the requests that were put back, if their retry is due.
+    /// Allows the queue to pop requests that were put back, if their retry is due. Returns true if
+    /// so.
     #[cold]
     fn retries(&mut self, now_ns: u64) -> bool {
         self.is_retry_due(now_ns) && self.release_held()
@@ -168,15 +173,15 @@ impl BlkifQueue {
         self.grants.pages().is_broken()
     }
 
-    /// When the queue needs a turn even if no event comes.
+    /// When the queue needs a turn without an event; `None`: never.
     pub(super) fn due_ns(&self) -> Option<u64> {
         let limited_ns = self.limited_until_ns().filter(|_| !self.is_waiting());
         let room_ns = self.requests.room.due_ns();
         [self.retry_at_ns, self.purge_at_ns, room_ns, limited_ns].into_iter().flatten().min()
     }
 
-    /// Discards the requests in flight, when the queue ends. The disk may still use their pages, so
-    /// these stay mapped for ever.
+    /// Discards the requests in flight when the queue ends. Their pages stay mapped for ever, since
+    /// the disk may still use them.
     pub(super) fn discard_all(&mut self, ring: &mut BackRing) {
         if ring.in_flight() > 0 {
             self.grants.leak();
@@ -184,8 +189,8 @@ impl BlkifQueue {
         self.requests.drain().for_each(|request| ring.discard(request.chain));
     }
 
-    /// Pops a batch of at most `limit` and starts its requests. Returns how many. Leaves the batch
-    /// empty.
+    /// Pops at most `limit` requests and starts them. Returns how many were popped and not put
+    /// back. Leaves the batch empty.
     #[inline]
     pub(super) fn pop_and_submit(
         &mut self,
@@ -195,10 +200,11 @@ impl BlkifQueue {
     ) -> usize {
         let mut max = self.requests.burst_max().min(limit);
         if self.requests.room.is_due(now_ns) {
-            // Retry them even while a gate is closed: the gate waits for their end.
+            // Retry also while a gate is closed: the gate waits for these requests.
             max = ring.recall(self.requests.room.begin_retry(now_ns).min(max));
             if max == 0 && ring.in_flight() == 0 {
-                // The last request was answered with another error, so none waits for space.
+                // No request waits for space any more: the last one was answered with another
+                // error.
                 self.requests.room.end(true);
             }
         } else if self.stages.is_gated() || (self.is_held && !self.retries(now_ns)) {
@@ -216,8 +222,8 @@ impl BlkifQueue {
         taken
     }
 
-    /// Maps the pages that planned requests wait for, and gives the requests to the disk. Returns
-    /// how many requests were put back or discarded.
+    /// Maps the pages that planned requests need, and submits the requests to the disk. Returns how
+    /// many requests were put back or discarded instead.
     fn submit_planned(&mut self, ring: &mut BackRing, now_ns: u64) -> usize {
         let planned = self.planned.len();
         self.read_segments(ring, now_ns);
@@ -229,8 +235,8 @@ impl BlkifQueue {
         gone
     }
 
-    /// Parses the requests of a batch. Those whose pages are mapped go to the burst, others to
-    /// `planned`; requests for a later turn are put back. Returns how many were not.
+    /// Parses the requests of a batch. Requests whose pages are mapped go to the burst, others to
+    /// `planned`; requests for a later turn are put back. Returns how many were not put back.
     fn plan(
         &mut self,
         (ring, batch): (&mut BackRing, &mut Popped),
@@ -244,7 +250,8 @@ impl BlkifQueue {
         let (mut index, mut taken) = (0, 0);
         while let Some((chain, raw)) = batch.take(index) {
             index += 1;
-            // Parsed in place: with its segments a request has more than a hundred bytes to copy.
+            // Parse in place: a request with its segments is more than a hundred bytes, which would
+            // be copied.
             let (id, echo, kind) = match Request::parse(raw, &self.limits) {
                 Ok(Request { id, echo, kind }) => (id, echo, Ok(kind)),
                 Err(refusal) if refusal.error.is_fault() => {
@@ -282,7 +289,7 @@ impl BlkifQueue {
         taken
     }
 
-    /// Plans a read or write that carries its segments. True if it is a gate.
+    /// Plans a read or write that carries its segments itself. Returns true if it is a gate.
     #[inline]
     fn plan_data(&mut self, (chain, reply): (Chain, Reply), data: Data<'_>, now_ns: u64) -> bool {
         let Self { grants, asks, segments, .. } = self;
@@ -303,7 +310,7 @@ impl BlkifQueue {
         is_ordered(op)
     }
 
-    /// Plans any other request. True if it is a gate.
+    /// Plans any other request. Returns true if it is a gate.
     fn plan_other(
         &mut self,
         (chain, reply): (Chain, Reply),
@@ -339,8 +346,8 @@ impl BlkifQueue {
         }
     }
 
-    /// Removes the planned requests from `index` on, the last one first, releases the pages that
-    /// were found for them, and calls `each` for their chains.
+    /// Removes the planned requests from `index` on, the last one first. Releases their pages, and
+    /// calls `each` with each chain.
     pub(super) fn give_up(&mut self, index: usize, now_ns: u64, mut each: impl FnMut(Chain)) {
         for Planned { chain, reply, what } in self.planned.drain(index..).rev() {
             self.lots -= reply.lots;
@@ -350,10 +357,10 @@ impl BlkifQueue {
     }
 
     /// Maps the pages of all planned requests. If the process has no mappings left for a request,
-    /// that request and all later ones are put back.
+    /// that request and all later ones are put back into the ring.
     fn map(&mut self, ring: &mut BackRing, now_ns: u64) {
         self.grants.acquire(&mut self.asks, now_ns);
-        // No request is put back into a ring that a fault has stopped.
+        // After a fault the ring is stopped: put no request back.
         if ring.is_faulted() {
             return;
         }
@@ -368,7 +375,7 @@ impl BlkifQueue {
         }
     }
 
-    /// Gives a request to the disk, or answers it.
+    /// Submits a request to the disk, or answers it.
     #[inline(never)]
     fn submit(&mut self, Planned { chain, reply, what }: Planned, now_ns: u64) {
         let slot = chain.slot();
@@ -397,7 +404,7 @@ impl BlkifQueue {
         }
     }
 
-    /// Gives a read or write to the disk, or answers it if a page of it could not be mapped.
+    /// Submits a read or write to the disk, or answers it if one of its pages could not be mapped.
     #[inline(always)]
     #[allow(clippy::inline_always, reason = "one of two callers is on the way of every request")]
     fn submit_data(
@@ -415,8 +422,8 @@ impl BlkifQueue {
             _ => (Kind::Write, write),
         };
         match pushed {
-            // Each arm makes its own `InFlight`. If the arms shared one, the compiler would put it
-            // together in memory and copy it.
+            // Each arm makes its own `InFlight`: if they shared one, the compiler would build it in
+            // memory and copy it.
             Ok(len) if !is_ordered(op) => {
                 let popped_at_ns = now_ns;
                 let request = InFlight { chain, reply, kind, len, popped_at_ns, offset };
@@ -436,7 +443,7 @@ impl BlkifQueue {
         }
     }
 
-    /// Holds an ordered write, whose data is written when all requests before it are done.
+    /// Holds an ordered write. Its data is written when all requests before it are done.
     #[cold]
     fn hold_ordered(
         &mut self,
@@ -454,8 +461,11 @@ impl BlkifQueue {
         self.stages.close_gate(OrderedWrite { token, durable, offset: sector * SECTOR_SIZE, len });
     }
 
-    /// Pushes the slices of a request to the burst, and marks its pages as in use. Returns the
-    /// length in bytes, or the error of the last page that is not mapped.
+    /// Pushes the slices of a request to the burst, and records its pages as in use. Returns the
+    /// length in bytes.
+    ///
+    /// # Errors
+    /// The error of the last page that is not mapped.
     #[inline(always)]
     #[allow(clippy::inline_always, reason = "one of two callers is on the way of every request")]
     fn push_data(
@@ -467,7 +477,7 @@ impl BlkifQueue {
         let access = access_of(op);
         let (mut len, mut refused) = (0, None);
         for number in numbers {
-            // Even if a page is not mapped, note the mapped ones: `complete` releases them.
+            // Continue after an error, to record the other pages: `complete` releases them.
             let page = match self.asks.page(number) {
                 Ok(page) => page,
                 Err(error) => {
@@ -487,8 +497,8 @@ impl BlkifQueue {
     }
 }
 
-/// Takes the requests with these indexes out of a batch, the last one first, and calls `each` for
-/// their chains.
+/// Takes the requests with these indexes out of a batch, the last one first, and calls `each` with
+/// each chain.
 #[cold]
 fn each_left(batch: &mut Popped, indexes: Range<usize>, mut each: impl FnMut(Chain)) {
     for index in indexes.rev() {

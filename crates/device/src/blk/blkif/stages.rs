@@ -15,11 +15,11 @@ use rustix::io::Errno;
 /// The event that an ordered write waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum WriteWait {
-    /// The answers to all earlier requests.
+    /// For the answers to all earlier requests.
     Others,
-    /// The flush of the earlier writes.
+    /// For the flush of the earlier writes.
     Flush,
-    /// The write of its own data.
+    /// For the write of its own data.
     Write,
 }
 
@@ -32,7 +32,7 @@ pub(super) struct OrderedWrite {
     pub(super) len: u64,
 }
 
-/// The part of a discard that was not handed to the disk yet.
+/// The part of a discard that was not submitted to the disk yet.
 #[derive(Clone, Copy, Debug)]
 struct RemainingDiscard {
     token: u32,
@@ -46,7 +46,7 @@ struct RemainingDiscard {
 pub(super) enum Step {
     /// Submit this operation on this range (offset, length).
     Submit(Op, u64, u64),
-    /// Submit this write to this range, with the slices of the gate's pages.
+    /// Submit this write to this range, with the pages in [`Stages::pieces`] as its data.
     Write(Op, u64, u64),
 }
 
@@ -54,32 +54,32 @@ pub(super) enum Step {
 #[derive(Debug, Default)]
 pub(super) struct Stages {
     gate: Option<(OrderedWrite, WriteWait)>,
-    /// The pages that the gate writes, each with the range (offset, length) of its bytes.
+    /// The pages that the ordered write writes, each with the range (offset, length) of its bytes.
     pub(super) pieces: Vec<(GrantPage, (u32, u32))>,
     discards: Vec<RemainingDiscard>,
 }
 
 impl Stages {
-    /// True if a gate is closed: no request may be popped.
+    /// True while a gate is closed: no request may be popped.
     #[inline]
     pub(super) fn is_gated(&self) -> bool {
         self.gate.is_some()
     }
 
-    /// True if a completion of the disk may not be the last one of its request.
+    /// True if a completion may belong to a request with a further step.
     #[inline]
     pub(super) fn is_busy(&self) -> bool {
         self.gate.is_some() || !self.discards.is_empty()
     }
 
-    /// Begins an ordered write, whose pages are in [`Self::pieces`].
+    /// Begins an ordered write, whose data pages the caller has put into [`Self::pieces`].
     pub(super) fn close_gate(&mut self, gate: OrderedWrite) {
         debug_assert!(self.gate.is_none(), "two gates");
         self.gate = Some((gate, WriteWait::Others));
     }
 
-    /// All requests before the gate are answered. Returns the token of the gate, whose flush is now
-    /// due; `None`: the flush has begun already.
+    /// Call when all requests before the gate are answered. Returns the token of the gate, whose
+    /// flush the caller must submit; `None`: there is no gate, or its flush was submitted before.
     pub(super) fn others_are_done(&mut self) -> Option<u32> {
         match &mut self.gate {
             Some((gate, wait)) if *wait == WriteWait::Others => {
@@ -104,7 +104,8 @@ impl Stages {
         first
     }
 
-    /// The next step of the request of this completion; `None`: the request is done.
+    /// Returns the next step of the request to which a completion belongs; `None`: the request is
+    /// done.
     pub(super) fn next(&mut self, Completion { token, result }: Completion) -> Option<Step> {
         if let Some((gate, wait)) = &mut self.gate
             && gate.token == token
@@ -152,5 +153,5 @@ impl Stages {
     }
 }
 
-/// The error of a request that fails because a page of it cannot be mapped.
+/// The error with which a request fails if one of its pages cannot be mapped.
 pub(super) const UNMAPPED: Errno = Errno::IO;

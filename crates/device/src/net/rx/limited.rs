@@ -8,23 +8,23 @@ use manyring_engine::{Limit, Way};
 use manyring_queue::Chains;
 use std::sync::Arc;
 
-/// The present turn, as the limit counts it.
+/// The present turn: its time, and how much of it was charged.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Passing {
     now_ns: u64,
-    /// Packets and bytes of the turn that are charged.
+    /// Packets and bytes of the turn that the limit was charged for.
     charged: (u64, u64),
 }
 
 impl NetRx {
-    /// This queue, with a limit that it adopts at each [`Self::refresh_rules`] and when it comes to
-    /// a worker.
+    /// Sets where to load the limit from, at each [`Self::refresh_rules`] and when the queue starts
+    /// on a worker.
     pub(crate) fn limited(mut self, limit: Arc<Limit>) -> Self {
         self.limit = Some(limit);
         self
     }
 
-    /// Adopts the present limit.
+    /// Loads the present limit.
     pub(crate) fn take_limit(&mut self) {
         self.gate = self.limit.as_ref().and_then(Limit::gate);
         let is_limited = self.gate.is_some();
@@ -37,13 +37,13 @@ impl NetRx {
         self.gate.is_some()
     }
 
-    /// When the limit may admit a frame again; `None`: it has refused none.
+    /// When the limit may admit a frame again; `None`: it refused none.
     pub(crate) fn limited_until_ns(&self) -> Option<u64> {
         self.gate.as_ref().and_then(|gate| gate.due_ns())
     }
 
-    /// As [`Self::turn`], for a queue with a limit. Frames that the limit does not admit wait in
-    /// the port, and the host drops those for which the port has no room.
+    /// [`Self::turn`] for a queue with a limit. Frames that the limit does not admit wait in the
+    /// port, and the host drops those for which the port has no space.
     #[cold]
     #[inline(never)]
     pub(crate) fn turn_limited(

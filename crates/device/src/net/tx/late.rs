@@ -22,11 +22,11 @@ use manyring_queue::{Chain, Chains};
 use manyring_wire::net::RawNetHeader;
 use std::sync::Arc;
 
-/// If a port cannot report finished frames, `reap` is called this long after the last call while it
-/// has frames.
+/// For a port that cannot report finished frames: `reap` is called this long after the last call,
+/// while the port has frames.
 const ASK_NS: u64 = 50_000;
-/// If a port rings when frames are finished, `reap` is called at least this often, so that the port
-/// can take frames back from a receiver that holds them too long.
+/// For a port that rings when frames are finished: `reap` is called at least this often, so that
+/// the port can take frames back from a receiver that holds them too long.
 const LOOK_NS: u64 = 50_000_000;
 /// A wait for frames of a port that takes longer than this is logged.
 const TIMEOUT_NS: u64 = 1_000_000_000;
@@ -39,7 +39,7 @@ struct Held {
     len: usize,
 }
 
-/// A wait for the frames of this queue, which may be logged.
+/// A wait until the port has returned the frames of this queue.
 #[derive(Clone, Copy, Debug)]
 struct Waiting {
     since_ns: u64,
@@ -60,7 +60,7 @@ pub(super) struct PortFrames {
 }
 
 impl PortFrames {
-    /// No frames yet, of a queue whose guest memory is `memory`.
+    /// Makes the table for a queue in guest memory `memory`; it has no frames yet.
     #[cold]
     pub(super) fn new(memory: Arc<GuestMemory>) -> Box<Self> {
         Box::new(Self {
@@ -74,7 +74,7 @@ impl PortFrames {
         })
     }
 
-    /// Adds frame `index` of the burst, with this header, which the port has taken and keeps.
+    /// Adds frame `index` of the burst, which the port has taken and still uses.
     pub(super) fn add(
         &mut self,
         chain: Chain,
@@ -95,7 +95,7 @@ impl PortFrames {
         self.count += 1;
     }
 
-    /// Returns the frames that the port has finished to the driver.
+    /// Returns the chains of frames that the port has finished to the driver.
     pub(super) fn reap(
         &mut self,
         port: &mut dyn PortTx,
@@ -128,8 +128,8 @@ impl PortFrames {
         used > 0
     }
 
-    /// Returns the chains of all frames that have come back, and counts the frames by their
-    /// outcome. The result is the number of chains.
+    /// Returns the chains of all frames that have come back to the driver, and counts the frames by
+    /// their outcome. Returns the number of chains.
     fn finish(&mut self, queue: &mut impl Chains, stats: &QueueStats) -> usize {
         let (mut used, mut passed) = (0, Tally::default());
         for Returned { token, outcome } in self.returned.drain(..) {
@@ -156,18 +156,18 @@ impl PortFrames {
         used
     }
 
-    /// Serves the queue in `memory` from now on; `fence` is answered when the port has no frame in
+    /// Serves the queue in `memory` from now on; answers `fence` when the port has no frame in
     /// older memory any more.
     pub(super) fn retire(&mut self, memory: Arc<GuestMemory>, fence: Fence) {
         self.epochs.retire(memory, fence);
     }
 
-    /// Answers `fence` when every frame that the port has now is back.
+    /// Answers `fence` when the port has returned every frame that it has now.
     pub(super) fn barrier(&mut self, fence: Fence) {
         self.epochs.barrier(fence);
     }
 
-    /// Answers the fences that waited for chains, which are published now.
+    /// Answers the fences that waited for chains which are published now.
     #[cold]
     pub(super) fn acknowledge(&mut self) {
         self.epochs.acknowledge();
@@ -176,8 +176,8 @@ impl PortFrames {
         }
     }
 
-    /// The number of frames that the port has, if a fence has waited for them too long; `None` if
-    /// not, or if this wait was reported before.
+    /// Returns the number of frames that the port has, if a fence has waited for them too long;
+    /// `None` if not, or if this wait was reported before.
     pub(super) fn overdue(&mut self, now_ns: u64) -> Option<usize> {
         if !self.epochs.is_waited_for() {
             return None;
@@ -188,7 +188,8 @@ impl PortFrames {
         (is_long && !std::mem::replace(&mut waiting.is_told, true)).then_some(self.count)
     }
 
-    /// When the queue needs a turn without an event: to call `reap`, or to log a long wait.
+    /// When the queue needs a turn without an event, to call `reap` or to log a long wait; `None`:
+    /// never.
     pub(super) fn due_ns(&self, port: &dyn PortTx) -> Option<u64> {
         let pause_ns = match port.done() {
             Readiness::Fd(_) => None,
@@ -225,7 +226,7 @@ impl PortFrames {
     }
 }
 
-/// The part of a transmitq that handles the frames that its port has.
+/// A transmitq's functions for frames that its port has.
 impl NetTx {
     /// Returns the chains of frames that the port has finished to the driver.
     #[cold]
@@ -256,7 +257,7 @@ impl NetTx {
         late.recall(&mut *self.port, queue, stats)
     }
 
-    /// Serves the queue in `memory` from now on; `fence` is answered when the port has no frame in
+    /// Serves the queue in `memory` from now on; answers `fence` when the port has no frame in
     /// older memory any more.
     pub(crate) fn retire(&mut self, memory: Arc<GuestMemory>, fence: Fence) {
         self.port.forget();
@@ -269,7 +270,7 @@ impl NetTx {
         }
     }
 
-    /// Answers `fence` when every frame that the port has now is back.
+    /// Answers `fence` when the port has returned every frame that it has now.
     pub(crate) fn barrier(&mut self, fence: Fence) {
         match &mut self.late {
             Some(late) => late.barrier(fence),
@@ -277,7 +278,7 @@ impl NetTx {
         }
     }
 
-    /// Called when the returned chains are published.
+    /// Call when the returned chains are published.
     #[inline]
     pub(crate) fn acknowledge(&mut self) {
         if let Some(late) = &mut self.late {
@@ -285,7 +286,7 @@ impl NetTx {
         }
     }
 
-    /// When the queue needs a turn for frames that the port has.
+    /// When the queue needs a turn for frames that the port has; `None`: never.
     pub(crate) fn late_due_ns(&self) -> Option<u64> {
         self.late.as_ref()?.due_ns(&*self.port)
     }
@@ -295,14 +296,14 @@ impl NetTx {
         self.port.done()
     }
 
-    /// Arms the port's doorbell. Returns false if frames are finished already, so that the queue
-    /// must not sleep.
+    /// Arms the port's doorbell. Returns false if frames are finished already: then the queue must
+    /// not sleep.
     pub(crate) fn may_sleep(&self) -> bool {
         let has_frames = self.late.as_ref().is_some_and(|late| late.count > 0);
         !has_frames || self.port.done().doorbell().is_none_or(|doorbell| doorbell.alarm().arm())
     }
 
-    /// Ends the queue: gives up the frames that the port has.
+    /// Ends the queue: discards the chains of the frames that the port has.
     pub(crate) fn abandon(&mut self, queue: &mut impl Chains) {
         if let Some(late) = self.late.take() {
             late.abandon(&mut *self.port, queue);

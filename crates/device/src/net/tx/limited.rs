@@ -1,5 +1,5 @@
-//! A transmitq with a limit: how many frames of a batch it takes. A frame is charged with the
-//! length that it had when it was added to the burst.
+//! Limits of a transmitq: how many frames of a batch are sent. A frame is charged with the length
+//! that it had when it was added to the burst.
 
 use super::NetTx;
 use manyring_engine::limit::Passed;
@@ -10,27 +10,27 @@ use manyring_queue::Chains;
 use std::sync::Arc;
 
 impl NetTx {
-    /// This queue, with a limit that it adopts at each [`Self::refresh_rules`] and when it comes to
-    /// a worker.
+    /// Sets where to load the limit from, at each [`Self::refresh_rules`] and when the queue starts
+    /// on a worker.
     pub(crate) fn limited(mut self, limit: Arc<Limit>) -> Self {
         self.limit = Some(limit);
         self
     }
 
-    /// Adopts the present limit.
+    /// Loads the present limit.
     pub(crate) fn take_limit(&mut self) {
         self.gate = self.limit.as_ref().and_then(Limit::gate);
     }
 
-    /// When the limit may admit a frame again. `None`: it has refused none, or frames that the port
-    /// did not take must be sent first.
+    /// When the limit may admit a frame again. `None`: it refused none, or frames that the port did
+    /// not take must be sent first.
     pub(crate) fn limited_until_ns(&self) -> Option<u64> {
         let gate = self.gate.as_ref().filter(|_| self.chains.is_empty());
         gate.and_then(|gate| gate.due_ns())
     }
 
-    /// How many frames of the batch the limit admits now; the others are put back into the ring.
-    /// Frames that are dropped because the link is down are always admitted.
+    /// Returns how many frames of the batch the limit admits now; the others are put back into the
+    /// ring. Frames that will be dropped because the link is down are always admitted.
     #[cold]
     #[inline(never)]
     pub(super) fn admitted(
@@ -59,8 +59,8 @@ impl NetTx {
         count
     }
 
-    /// Charges the frames that the turn has popped, with their length at that time. A wrong frame
-    /// is not charged.
+    /// Charges the limit for the frames that the turn has popped, with their length at that time. A
+    /// malformed frame is not charged.
     #[cold]
     #[inline(never)]
     pub(super) fn settle_limit(&mut self, now_ns: u64) {

@@ -7,8 +7,8 @@ use manyring_queue::Chains;
 use manyring_wire::net::{HASH_HEADER_SIZE, HEADER_SIZE, LEGACY_HEADER_SIZE};
 
 impl NetTx {
-    /// Adds the frames of the batch to the burst. Chains without a frame, and those of frames to be
-    /// dropped, are returned at once; the result is their number.
+    /// Adds the frames of the batch to the burst. Chains without a valid frame, or whose frames are
+    /// to be dropped, are returned at once. Returns their number.
     pub(super) fn take_batch(
         &mut self,
         queue: &mut impl Chains,
@@ -27,7 +27,8 @@ impl NetTx {
         }
     }
 
-    /// Drops the chains of the batch, and counts them.
+    /// Returns the chains of the batch without sending them, and counts the drops. Returns their
+    /// number.
     #[cold]
     fn drop_batch(&mut self, queue: &mut impl Chains, cause: &Counter, popped: usize) -> usize {
         let chains = (0..popped).filter_map(|index| Some(self.batch.take(index)?.0));
@@ -36,7 +37,7 @@ impl NetTx {
         dropped
     }
 
-    /// As [`Self::take_frames`], for a driver with short headers, or headers that have a hash.
+    /// [`Self::take_frames`] for a driver with short headers, or with headers that have a hash.
     #[inline(never)]
     fn take_other_frames(
         &mut self,
@@ -50,7 +51,8 @@ impl NetTx {
         self.take_frames::<LEGACY_HEADER_SIZE>(queue, stats, popped)
     }
 
-    /// Makes frames of the batch, each behind a header of `SIZE` bytes.
+    /// Adds the frames of the batch to the burst, each behind a header of `SIZE` bytes. Returns how
+    /// many chains were dropped.
     #[inline]
     fn take_frames<const SIZE: usize>(
         &mut self,
