@@ -1,44 +1,44 @@
-//! Where packets and blocks end. Knows bytes and pages, never rings or guests.
+//! Where packets and blocks end. This crate handles bytes and pages, never rings or guests.
 //!
-//! transport -> queue -> device -> **backend**. A backend answers and never calls: the device
-//! submits a burst and reaps what is done. There are two contracts, each stated step by step at the
-//! head of its module, and nothing is shared between their implementations but [`sys`]:
+//! transport -> queue -> device -> **backend**. A backend is called and never calls: the device
+//! submits a burst and reaps completions. There are two interfaces, each described step by step at
+//! the head of its module. Their implementations share only [`sys`]:
 //!
 //! ```text
 //!              blk                                     net
 //! per device   Disk: geometry, resize, the lock        Port: offloads, MTU, link, pairs in use
 //! per queue    DiskQueue: submit, reap                 PortTx: send, reap; PortRx: recv, release
 //! flows in     Burst: requests (op, offset, length)    Frames: checked headers in our own memory,
-//!                with slices of guest memory             then slices of guest memory
+//!              with slices of guest memory             then slices of guest memory
 //! flows out    Completion: token and result            Sent: how many, how each ended, why no more
 //! kinds        file, uring, memory, null               tap, macvtap, xdp, switch, null
 //! around one   fault                                   fault, late, pcap (decorator)
 //! ```
 //! A [`Disk`](blk::Disk) and a [`Port`](net::Port) are shared, and their methods may block: the
-//! control thread has a thread that may wait call them. A queue half is owned by one worker, moves
-//! with its virtqueue, and must not wait for the host.
+//! control thread has another thread call them. A disk's queue, or a half of a port's queue pair,
+//! is owned by one worker, moves with its virtqueue, and must not wait for the host.
 //!
 //! ```text
-//! worker: DiskQueue::submit(burst, io_uring, done)   starts all; what is done at once is in `done`
+//! worker: DiskQueue::submit(burst, io_uring, done)   starts all; `done`: those done at once
 //!         DiskQueue::on_event(token, result, ..)     the io_uring has completed an entry
 //!         DiskQueue::reap(done)                      done by other threads; a piece of long ones
 //! ```
-//! Why it is so, and why it is right:
+//! The rules, and their reasons:
 //! 1. **A token comes back exactly once.** A request's token is the slot of its chain. The device
-//!    keeps the chain under it, and needs no list of what is in flight.
+//!    keeps the chain under it, and needs no list of requests in flight.
 //! 2. **The device has checked the request, the backend never checks again.** Offsets lie inside of
-//!    the disk, headers are sound and lie in our own memory, where no guest can change them.
-//! 3. **Slices keep their memory mapped.** A backend that is not done when `submit` returns keeps
-//!    the slices in a [`SliceList`](manyring_memory::SliceList), which holds the snapshot of guest
-//!    memory that they came from.
+//!    the disk, headers are valid and lie in our own memory, where no guest can change them.
+//! 3. **Slices keep their memory mapped.** If a request is not done when `submit` returns, the
+//!    backend keeps its slices in a [`SliceList`](manyring_memory::SliceList), which refers to the
+//!    snapshot of guest memory.
 //! 4. **A worker serves other guests too.** `submit` and `reap` copy a bounded number of bytes
-//!    (`blk/quota.rs`). A call that may wait is made by a thread of the kernel or of the disk
-//!    (`blk/offload.rs`); a port that is full says what to wait for ([`net::Readiness`]).
-//! 5. **An image belongs to one process.** [`blk::Image`] locks it. A description that is given to
-//!    another process carries a lock of its own, by which its last request can be waited for
-//!    (`blk/image/hand.rs`).
-//! 6. **Unsafe code lies in [`sys`]**, and in `blk/uring.rs`, which promises what an io_uring asks
-//!    of its callers. An io_uring takes requests of disks and no others.
+//!    (`blk/quota.rs`). A thread of the kernel or of the disk makes each call that may wait
+//!    (`blk/offload.rs`); a port that is full names the event to wait for ([`net::Readiness`]).
+//! 5. **An image belongs to one process.** [`blk::Image`] locks it. A description that is passed to
+//!    another process carries a lock of its own, by which the end of its last request can be
+//!    awaited (`blk/image/hand.rs`).
+//! 6. **Unsafe code lies in [`sys`]**, and in `blk/uring.rs`, which guarantees what an io_uring
+//!    requires of its callers. An io_uring takes requests of disks and no others.
 //!
 //! Begin with `blk/null.rs`, the smallest disk.
 //!

@@ -1,22 +1,24 @@
-//! `Readiness`: the event that a half of a port waits for. `Doorbell`: how one half wakes another
-//! here.
+//! `Readiness`: the event that a half of a port waits for. `Doorbell`: how one thread wakes another
+//! one in this process.
 //!
 //! A file descriptor of the host reports events of the kernel. Between two queues of this process
-//! no such event happens: one thread leaves work in memory, and another thread, which may be
-//! asleep, takes it:
+//! there is no such event: one thread leaves work in memory, and another thread, its owner, which
+//! may be asleep, does it:
 //! ```text
 //! post (any thread)          leave the work; say so in `pending`; disarm: was it armed? write
 //!                            to the eventfd
 //! arm (the owner, before     arm; something pending? disarm, and do not sleep
-//!      it sleeps)
+//! it sleeps)
 //! ```
 //! 1. Both words are only changed by atomic read-modify-write operations that acquire and release.
 //!    Each side changes its own word first, then the other's. If a post finds the owner unarmed,
-//!    the arming comes after it and acquires what it released, so the owner finds its bits pending.
-//!    So work that is left while the owner falls asleep is either seen by the owner or announced.
-//! 2. An owner that is awake is not armed: a post costs it no system call. The first post after the
-//!    arming disarms, so that a burst of posts writes once.
-//! 3. The eventfd is never read: each write is an event of its own for whoever watches it.
+//!    the arming comes after it and acquires what the post released, so the owner finds the bits
+//!    pending. So if work is left while the owner falls asleep, the owner either sees it or is
+//!    woken.
+//! 2. An owner that is awake is not armed: a post then costs no system call. The first post after
+//!    the arming disarms, so that a burst of posts writes once.
+//! 3. The eventfd is never read: a thread that watches it edge-triggered gets an event for each
+//!    write.
 
 #[cfg(loom)]
 use loom::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -29,19 +31,21 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 /// The event to wait for before a half is tried again.
 #[derive(Debug)]
 pub enum Readiness<'a> {
-    /// Wait until this file descriptor is ready: for input, or output if it is of a sending half.
+    /// Wait until this file descriptor is ready: for output if it belongs to a sending half, else
+    /// for input.
     Fd(BorrowedFd<'a>),
-    /// Arm the doorbell, and wait until it is rung. Its eventfd is watched while the half stays
-    /// with its worker, and is never read.
+    /// Arm the doorbell, and wait until it is rung. The worker watches its eventfd edge-triggered
+    /// while it has the half, and never reads it.
     Doorbell(&'a Doorbell),
     /// Do not wait: the half is always ready.
     Always,
-    /// There is nothing to wait for: the half will never be ready.
+    /// Do not wait: the half will never be ready.
     Never,
 }
 
 impl<'a> Readiness<'a> {
-    /// The doorbell whose eventfd the worker watches all the time and never reads, if there is one.
+    /// Returns the doorbell, if this is one. The worker watches its eventfd all the time, and never
+    /// reads it.
     #[must_use]
     pub fn doorbell(&self) -> Option<&'a Doorbell> {
         match self {
@@ -51,8 +55,8 @@ impl<'a> Readiness<'a> {
     }
 }
 
-/// The atomic words of a doorbell: the bits of work that is left, and whether the owner must be
-/// woken.
+/// The atomic words of a doorbell: a bit for each kind of work that is left, and whether the owner
+/// must be woken.
 #[derive(Debug)]
 pub struct Alarm {
     armed: AtomicBool,
@@ -60,24 +64,25 @@ pub struct Alarm {
 }
 
 impl Alarm {
-    /// An alarm with no work pending, whose owner is awake.
+    /// Makes an alarm with no work pending, whose owner is awake.
     #[must_use]
     pub fn new() -> Self {
         Self { armed: AtomicBool::new(false), pending: AtomicU64::new(0) }
     }
 
-    /// Notes that the work of `bits` is left. True: the owner must be woken.
+    /// Records that the work of `bits` is left. Returns true if the owner must be woken.
     #[must_use]
     pub fn post(&self, bits: u64) -> bool {
         self.pending.fetch_or(bits, Ordering::AcqRel);
         self.armed.swap(false, Ordering::AcqRel)
     }
 
-    /// Announces that the owner wants to sleep. False: it must not, because work is pending.
+    /// Call before the owner sleeps. Returns false if it must not sleep, because work is pending.
     #[must_use]
     pub fn arm(&self) -> bool {
         self.armed.swap(true, Ordering::AcqRel);
-        // A plain load could be executed before the store above is visible to others.
+        // Use an atomic operation: a plain load could be executed before the store above is visible
+        // to other threads.
         if self.pending.fetch_or(0, Ordering::AcqRel) == 0 {
             return true;
         }
@@ -85,7 +90,7 @@ impl Alarm {
         false
     }
 
-    /// Announces that the owner is awake, so that posts need not wake it.
+    /// Call when the owner is awake, so that posts need not wake it.
     #[inline]
     pub fn disarm(&self) {
         if self.armed.load(Ordering::Relaxed) {
@@ -93,21 +98,21 @@ impl Alarm {
         }
     }
 
-    /// The bits of the work that is left.
+    /// Returns the bits of the work that is left.
     #[must_use]
     #[inline]
     pub fn pending(&self) -> u64 {
         self.pending.load(Ordering::Acquire)
     }
 
-    /// Clears the bits of work that the owner is about to look at, before it looks: a thread that
-    /// leaves more work during the look sets them again.
+    /// Clears the bits of work that the owner is about to do. Must be called before: a thread that
+    /// leaves more work meanwhile sets them again.
     #[inline]
     pub fn take(&self, bits: u64) {
         self.pending.fetch_and(!bits, Ordering::AcqRel);
     }
 
-    /// Sets the bits of work again that the owner has looked at and not finished.
+    /// Sets the bits of work again that the owner has not finished.
     #[inline]
     pub fn put_off(&self, bits: u64) {
         self.pending.fetch_or(bits, Ordering::AcqRel);
@@ -128,24 +133,24 @@ pub struct Doorbell {
 }
 
 impl Doorbell {
-    /// A doorbell that nobody has rung.
+    /// Makes a doorbell that was not rung.
     ///
     /// # Errors
-    /// `EMFILE`, `ENFILE`: the host has no file descriptor to give. `ENOMEM`: it has no memory.
+    /// `EMFILE`, `ENFILE`, `ENOMEM`: the host has no descriptor or memory for the eventfd.
     pub fn new() -> Result<Self, Errno> {
         let fd = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         Ok(Self { alarm: Alarm::new(), fd })
     }
 
-    /// Notes that the work of `bits` is left, and wakes the owner if it sleeps.
+    /// Records that the work of `bits` is left, and wakes the owner if it sleeps.
     pub fn post(&self, bits: u64) {
         if self.alarm.post(bits) {
-            // This fails only when the count is about to overflow, after 2^64 writes.
+            // An error is impossible before 2^64 writes.
             let _ = write(&self.fd, &1u64.to_ne_bytes());
         }
     }
 
-    /// The words of the doorbell, which its owner arms and clears.
+    /// The atomic words, which the owner arms and clears.
     #[must_use]
     #[inline]
     pub fn alarm(&self) -> &Alarm {

@@ -1,17 +1,18 @@
 //! `Bounce`: transfers that `O_DIRECT` refuses, through aligned memory of the daemon.
 //!
-//! `O_DIRECT` refuses memory, offsets and lengths that are not aligned. They must not go through
-//! the page cache instead: it holds whole pages, and writes a page back over sectors that were
-//! written past it at the same time. The disk's own thread makes such a transfer, in pieces:
+//! `O_DIRECT` refuses memory, offsets and lengths that are not aligned. Such a transfer must not go
+//! through the page cache instead: the page cache holds whole pages, and writes a page back over
+//! sectors that other requests wrote directly at the same time. The disk's own thread makes the
+//! transfer, in pieces:
 //! ```text
 //! read:   read the units that hold the piece; copy the piece to the guest
 //! write:  whole units:       copy the piece from the guest, once; write
 //!         a part of a unit:  keep other writes out of its units (`guard.rs`); read the first and
 //!                            the last unit; copy the piece over that; write
 //! ```
-//! A piece ends where the daemon's memory does. The copies cost no worker time. Guest memory that
-//! was cut away reads as zeroes: a copy out of it is not written, and the request fails as if the
-//! kernel had made it.
+//! A piece ends where the daemon's memory does. The copies cost no worker time. Truncated guest
+//! memory reads as zeroes: a copy out of it is not written, and the request fails as if the kernel
+//! had made the transfer.
 
 use super::Image;
 use crate::sys::file as sys;
@@ -19,13 +20,13 @@ use manyring_memory::{Mapping, SliceList, copy_between};
 use rustix::io::Errno;
 use std::ops::Range;
 
-/// Bytes of one piece, and of the memory that the thread of a disk has for them.
+/// Bytes of one piece, and of the aligned memory.
 const BOUNCE_BYTES: u64 = 1 << 20;
 
-/// Where the bytes of a write come from, or those of a read go to.
+/// The source of a write's bytes, or the target of a read's.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum BounceBytes<'a> {
-    /// To or from the guest.
+    /// Guest memory.
     Guest(&'a SliceList),
     /// Zeroes, for a write-zeroes request.
     Zeroes,
@@ -39,13 +40,13 @@ pub(super) struct Bounce {
 }
 
 impl Bounce {
-    /// The memory of the disk's own thread, which may wait for other writes of the disk.
+    /// For the disk's own thread, which may wait for other writes of the disk.
     pub(super) fn of_thread() -> Self {
         Self { memory: None, may_wait: true }
     }
 
-    /// For a worker that serves a task itself, because the host could not start the disk's thread.
-    /// It must not wait for other writes: it learns of their ends only by its own ring.
+    /// For a worker that serves a task itself because the host could not start the disk's thread. A
+    /// worker must not wait for other writes: it learns of their ends only by its own ring.
     pub(super) fn of_worker() -> Self {
         Self { memory: None, may_wait: false }
     }
@@ -58,11 +59,11 @@ impl Bounce {
         self.memory.as_ref().ok_or(Errno::NOMEM)
     }
 
-    /// Reads the first piece of `range` of the disk. Returns how many bytes it has.
+    /// Reads the first piece of `range` of the disk. Returns its length in bytes.
     ///
     /// # Errors
-    /// `ENOMEM`: no memory for the piece. `EFAULT`: guest memory was cut away. Else the call's
-    /// error.
+    /// `ENOMEM`: no memory for the piece. `EFAULT`: guest memory was truncated. Any other: the
+    /// read's.
     pub(super) fn read(
         &mut self,
         image: &Image,
@@ -79,8 +80,8 @@ impl Bounce {
         if list.is_broken() { Err(Errno::FAULT) } else { Ok(copied) }
     }
 
-    /// Writes the first piece of `range` of the disk, durably if `durable`. Returns how many bytes
-    /// it has.
+    /// Writes the first piece of `range` of the disk, durably if `durable`. Returns its length in
+    /// bytes.
     ///
     /// # Errors
     /// As [`Self::read`]; `EAGAIN`: another write is under way in these units, and a worker may not
@@ -132,14 +133,15 @@ impl Bounce {
     }
 }
 
-/// The units that hold the beginning of `range`: [`BOUNCE_BYTES`] at most, one unit at least.
+/// Returns the first units of `range`: [`BOUNCE_BYTES`] at most, one unit at least.
 fn first_units(range: &Range<u64>, unit: u64) -> Range<u64> {
     let start = range.start / unit * unit;
     start..range.end.next_multiple_of(unit).min(start + (BOUNCE_BYTES / unit).max(1) * unit)
 }
 
-/// Reads `part` of `units`, which begin where the memory does, and zeroes the bytes of the memory
-/// that lie behind the end of the image. Returns how many bytes of the part the image has.
+/// Reads `part` of `units` into memory, whose first byte belongs to the first unit. Zeroes the
+/// bytes of the part that lie behind the end of the image. Returns how many bytes of the part the
+/// image has.
 fn fill(
     image: &Image,
     memory: &Mapping,
@@ -161,8 +163,8 @@ fn fill(
     Ok(at - part.start)
 }
 
-/// Writes `units`, which begin where the memory does. Returns how many bytes of whole units were
-/// written. That is less than all of them only if a later call has failed.
+/// Writes `units` from memory, whose first byte belongs to the first unit. Returns how many bytes
+/// of whole units were written: all, unless a call after the first one failed.
 fn put(image: &Image, memory: &Mapping, units: &Range<u64>, flags: i32) -> Result<u64, Errno> {
     let mut at = units.start;
     while at < units.end {

@@ -1,5 +1,5 @@
-//! The system calls that serve a task: one that moves some of its bytes, and all that it needs,
-//! for a thread that may wait for each.
+//! The system calls that serve a task: `transfer` makes one call for a part of its bytes, and
+//! `serve_to_the_end` makes all calls, on a thread that may wait for each.
 
 use super::bounce::{Bounce, BounceBytes};
 use super::quota::Retries;
@@ -12,7 +12,7 @@ use rustix::fs::FallocateFlags;
 use rustix::io::Errno;
 use std::ops::Range;
 
-/// Makes one call for at most `bytes` of a read or write.
+/// Makes one call for at most `bytes` of a read or write, and records its progress in the task.
 pub(super) fn transfer(
     task: &mut Task,
     file: BorrowedFd<'_>,
@@ -44,12 +44,12 @@ pub(super) fn call(
     }
 }
 
-/// Notes that a call has moved `n` bytes of a task.
+/// Records that a call has moved `n` bytes of a task.
 ///
 /// # Errors
-/// `EIO`: no byte was moved, because the file ends before the disk does.
+/// `EIO`: no byte was moved, because the file is shorter than the disk.
 pub(super) fn went_on(task: &mut Task, n: usize) -> Result<(), Errno> {
-    // The file is shorter than the disk: it was truncated after it was measured.
+    // The file was truncated after it was measured: it is shorter than the disk.
     if n == 0 {
         return Err(Errno::IO);
     }
@@ -57,7 +57,8 @@ pub(super) fn went_on(task: &mut Task, n: usize) -> Result<(), Errno> {
     Ok(())
 }
 
-/// The next step after an error: `EAGAIN` and `EINTR` are tried again, and at last count as `EIO`.
+/// Returns the next step after an error: `EAGAIN` and `EINTR` are retried, and become `EIO` after
+/// too many tries.
 pub(super) fn went_wrong(task: &mut Task, errno: Errno) -> Step {
     match errno {
         Errno::AGAIN | Errno::INTR if task.retries.may_try_again() => Step::More,
@@ -66,8 +67,8 @@ pub(super) fn went_wrong(task: &mut Task, errno: Errno) -> Step {
     }
 }
 
-/// Serves all of a task, waiting for each of its calls: for a thread that may wait. `bounce` is the
-/// aligned memory for transfers that `O_DIRECT` refuses.
+/// Serves all of a task on a thread that may wait. `bounce` is the aligned memory for transfers
+/// that `O_DIRECT` refuses.
 pub(super) fn serve_to_the_end(
     task: &mut Task,
     image: &Image,
@@ -110,7 +111,7 @@ pub(super) fn serve_to_the_end(
     }
 }
 
-/// Repeats a call while it fails with `EAGAIN` or `EINTR`, which at last count as `EIO`.
+/// Repeats a call while it fails with `EAGAIN` or `EINTR`, which become `EIO` after too many tries.
 fn patiently(mut call: impl FnMut() -> Result<(), Errno>) -> Result<(), Errno> {
     let mut retries = Retries::default();
     loop {
@@ -122,9 +123,9 @@ fn patiently(mut call: impl FnMut() -> Result<(), Errno>) -> Result<(), Errno> {
     }
 }
 
-/// Serves a discard or write-zeroes, and waits for it. Of a range that does not consist of whole
-/// units, `fallocate` gets the whole units; zeroes are written to the ends, which a discard leaves
-/// as they are.
+/// Serves a discard or write-zeroes, and waits for it. If the range does not consist of whole
+/// units, `fallocate` is called for the whole units only: a write-zeroes writes zeroes to the rest,
+/// a discard leaves the rest as it is.
 fn serve_range(
     image: &Image,
     op: Op,
@@ -158,13 +159,13 @@ pub(super) fn serve_without_data(
     }
 }
 
-/// How often zeroing or discarding a range of a block device that another process holds is tried.
+/// Number of tries to zero or discard a range of a block device that another process holds.
 const BUSY_TRIES: usize = 4;
 
-/// Zeroes or discards a range. A block device that another process holds refuses a range of which
-/// the page cache has bytes that are not written yet (`EBUSY`), so the image is synced and the
-/// range tried again. If the guest keeps writing to the range between the tries, every try may
-/// fail with `EBUSY`: then [`discard`] does nothing, and [`zero_units`] writes zeroes.
+/// Zeroes or discards a range. A block device that another process holds refuses the call (`EBUSY`)
+/// if the page cache has dirty pages in the range: so the image is synced, and the call repeated.
+/// If the guest keeps writing to the range between the tries, every try may fail: then [`discard`]
+/// does nothing, and [`zero_units`] writes zeroes.
 fn change_range(
     image: &Image,
     mode: FallocateFlags,
@@ -179,7 +180,7 @@ fn change_range(
     Err(Errno::BUSY)
 }
 
-/// Punches a hole. A discard is a hint: if the file system cannot punch holes, it does nothing.
+/// Punches a hole. If the file system cannot, does nothing, since a discard is a hint.
 fn discard(image: &Image, (offset, len): (u64, u64)) -> Result<(), Errno> {
     if len == 0 {
         return Ok(());
@@ -191,8 +192,8 @@ fn discard(image: &Image, (offset, len): (u64, u64)) -> Result<(), Errno> {
     }
 }
 
-/// Zeroes whole units by the cheapest way that is allowed and that the host supports. If the host
-/// supports no other way, zeroes are written.
+/// Zeroes whole units by the cheapest call that is allowed and that the host supports. If there is
+/// none, writes zeroes.
 fn zero_units(
     image: &Image,
     (offset, len): (u64, u64),
@@ -213,7 +214,7 @@ fn zero_units(
     write_zeroes(image, offset..offset + len, bounce)
 }
 
-/// Writes zeroes to the range, from aligned memory, as `O_DIRECT` asks for it.
+/// Writes zeroes to the range, from aligned memory as `O_DIRECT` requires.
 fn write_zeroes(image: &Image, range: Range<u64>, bounce: &mut Bounce) -> Result<(), Errno> {
     let mut at = range.start;
     while at < range.end {

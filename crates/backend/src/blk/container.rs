@@ -2,12 +2,13 @@
 //!
 //! If such an image were served as a raw disk, its guest would see the container, and overwrite it.
 
-/// Bytes at the beginning of a file in which a magic number is looked for.
+/// Number of bytes at the beginning of a file in which a magic number is searched for.
 pub(super) const HEAD_LEN: usize = 512;
-/// Bytes at the end of a file in which a magic number is looked for: the footer of a VHD.
+/// Number of bytes at the end of a file in which a magic number is searched for: the footer of a
+/// VHD.
 pub(super) const TAIL_LEN: usize = 512;
 
-/// A magic number at an offset of the file's beginning, and the format it belongs to.
+/// Magic numbers: the offset from the beginning of the file, the bytes, and the format.
 const MAGICS: [(usize, &[u8], &str); 10] = [
     (0, b"QFI\xfb\0\0\0\x01", "qcow"),
     (0, b"QFI\xfb\0\0\0\x02", "qcow2"),
@@ -24,7 +25,7 @@ const MAGICS: [(usize, &[u8], &str); 10] = [
 /// The magic number of a VHD's footer. A VHD that grows has a copy of the footer at its beginning.
 const VHD: &[u8] = b"conectix";
 
-/// The format of an image that begins and ends with these bytes; `None` for a raw disk.
+/// Returns the format of an image that begins and ends with these bytes; `None` for a raw disk.
 pub(super) fn format_of(head: &[u8], tail: &[u8]) -> Option<&'static str> {
     let has = |(offset, magic, _): &&(usize, &[u8], &str)| {
         head.get(*offset..).is_some_and(|bytes| bytes.starts_with(magic))

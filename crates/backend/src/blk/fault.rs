@@ -1,4 +1,5 @@
-//! `fault`: a decorator that makes another disk fail, hang, or claim more than it can.
+//! `fault`: a decorator for tests that makes another disk fail, hang, or claim features that it
+//! lacks.
 
 use super::{Burst, Completion, Connection, Disk, DiskQueue, Geometry, Image, Op, Request};
 use crate::blk::ImageError;
@@ -12,13 +13,13 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 /// The faults that a fault disk adds to another disk. The default adds none.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FaultPlan {
-    /// Every n-th read fails with `EIO`; 0 = none.
+    /// Every n-th read fails with `EIO`; 0: none.
     pub read_error_every: u64,
-    /// Every n-th write fails with `EIO`; 0 = none.
+    /// Every n-th write fails with `EIO`; 0: none.
     pub write_error_every: u64,
     /// Every flush fails with `EIO`.
     pub flush_errors: bool,
-    /// Every n-th request is held until [`FaultSwitch::release`]; 0 = none.
+    /// Every n-th request is held until [`FaultSwitch::release`]; 0: none.
     pub hold_every: u64,
     /// Every write and write-zeroes fails with `ENOSPC` until [`FaultSwitch::release`].
     pub full: bool,
@@ -31,8 +32,8 @@ pub struct FaultPlan {
 pub struct FaultSwitch(Arc<AtomicBool>);
 
 impl FaultSwitch {
-    /// Ends `hold_every` and `full`: from now on no request is held, and writes find room. The
-    /// requests that are held fail with `EIO` in the next turn.
+    /// Ends `hold_every` and `full`: from now on no request is held, and no write fails for lack of
+    /// space. The requests that are held fail with `EIO` in the next turn.
     pub fn release(&self) {
         self.0.store(true, Ordering::Release);
     }
@@ -42,7 +43,7 @@ impl FaultSwitch {
     }
 }
 
-/// A disk that passes requests to another disk, except for those that its plan makes fail.
+/// A disk that passes requests to another disk, except those that its plan holds or makes fail.
 #[derive(Debug)]
 pub struct FaultDisk {
     inner: Arc<dyn Disk>,
@@ -128,15 +129,15 @@ struct FaultQueue {
     plan: FaultPlan,
     switch: FaultSwitch,
     count: Arc<AtomicU64>,
-    /// The tokens of held requests. A request that is released fails with `EIO`, because its slices
-    /// were not kept.
+    /// The tokens of held requests. When they are released they fail with `EIO`, because their
+    /// slices were not kept.
     held: Vec<u32>,
     /// The requests of a burst that pass to the inner disk.
     pass: Burst,
 }
 
 impl FaultQueue {
-    /// How the n-th request fails or is held; `None`: the request passes to the inner disk.
+    /// Returns how the n-th request fails or is held; `None`: it passes to the inner disk.
     fn verdict(&self, request: &Request, n: u64) -> Option<Verdict> {
         let is_nth = |every: u64| every != 0 && n.is_multiple_of(every);
         let takes_room = matches!(request.op, Op::Write { .. } | Op::WriteZeroes { .. });

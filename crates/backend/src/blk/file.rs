@@ -1,11 +1,11 @@
-//! `file`: pread and pwrite. This is the plain twin of `uring`, used if io_uring is refused, and
-//! for files in memory (tmpfs), for which io_uring has no advantage.
+//! `file`: serves an image by pread and pwrite. It is the plain version of `uring`, used if
+//! io_uring is refused, and for files in tmpfs, for which io_uring has no advantage.
 //!
 //! ```text
 //! read, write: a file in memory -> on the worker, in pieces: as much as the turn's quota allows
-//!              a file on a disk -> on the worker, in pieces, what the page cache has or takes
-//!              without waiting; the rest, and all of O_DIRECT, on the disk's thread (offload.rs)
-//! what O_DIRECT refuses is copied there through aligned memory (bounce.rs)
+//!              a file on a disk -> on the worker, in pieces, if the page cache can serve the piece
+//!              without waiting; the rest, and all of O_DIRECT, on the disk's thread (offload.rs);
+//!              transfers that O_DIRECT refuses are copied there through aligned memory (bounce.rs)
 //! all others:  on the disk's thread; but a flush of a file in memory, which does nothing, on the
 //!              worker
 //! ```
@@ -78,7 +78,7 @@ pub(crate) struct FileQueue {
     aside: DiskThreadQueue,
     /// False once the file system has refused a write with `RWF_NOWAIT` (`EOPNOTSUPP`).
     can_write_at_once: bool,
-    /// Reused for requests that one call did not finish.
+    /// Reused for each request that one call did not finish.
     task: Task,
 }
 
@@ -113,7 +113,8 @@ impl FileQueue {
         }
     }
 
-    /// Serves a read or write on the worker, by one call. The bytes left over become a task.
+    /// Serves a read or write on the worker, by one call. If bytes are left over, makes a task of
+    /// them.
     fn serve(&mut self, request: &Request, pieces: Pieces<'_>) -> Step {
         let (op, range) = (request.op, (request.offset, request.len));
         let Some(flags) = flags_here(op, range, &self.image, self.can_write_at_once) else {
@@ -129,7 +130,7 @@ impl FileQueue {
         let step = outcome(&mut self.task, result, &self.image, &mut self.can_write_at_once);
         match step {
             Step::Left => self.aside.send(self.task.take()),
-            // A short count: the rest keeps its place before all later requests.
+            // A short count: put the rest into the backlog, before all later requests.
             Step::More => self.backlog.push(self.task.take()),
             Step::Done(_) => {}
         }
@@ -137,7 +138,7 @@ impl FileQueue {
     }
 }
 
-/// At most how many requests are popped in one turn.
+/// The most requests that are popped in one turn.
 pub(crate) const INLINE_BURST: usize = 8;
 
 impl DiskQueue for FileQueue {
@@ -178,7 +179,8 @@ impl DiskQueue for FileQueue {
     }
 }
 
-/// Serves at most `bytes` of a read or write on the worker. [`Step::Left`]: the call would wait.
+/// Serves at most `bytes` of a read or write on the worker. Returns [`Step::Left`] if the call
+/// would wait.
 fn piece(task: &mut Task, image: &Image, bytes: u64, can_write: &mut bool) -> Step {
     let range = (task.offset, bytes.min(task.len));
     let Some(flags) = flags_here(task.op, range, image, *can_write) else { return Step::Left };
@@ -186,8 +188,8 @@ fn piece(task: &mut Task, image: &Image, bytes: u64, can_write: &mut bool) -> St
     outcome(task, result, image, can_write)
 }
 
-/// The flags for a read or write of this range (offset, length) on the worker. `None`: the call
-/// could wait for the disk, so the worker must not make it.
+/// Returns the flags for a read or write of this range (offset, length) on the worker. `None`: the
+/// call could wait for the disk, so the worker must not make it.
 #[inline]
 fn flags_here(op: Op, range: (u64, u64), image: &Image, can_write: bool) -> Option<i32> {
     let in_memory = image.is_in_memory();
@@ -197,13 +199,13 @@ fn flags_here(op: Op, range: (u64, u64), image: &Image, can_write: bool) -> Opti
         _ if in_memory => Some(0),
         Op::Write { durable: true } => None,
         Op::Write { .. } => can_write.then_some(sys::RWF_NOWAIT),
-        // A read that misses the page cache starts to read ahead even with `RWF_NOWAIT`, and then
-        // waits for a device that is full.
+        // Check the page cache first: a read that misses it starts to read ahead, even with
+        // `RWF_NOWAIT`, and then waits for a device whose queue is full.
         _ => (image.has_nowait() && is_cached(image, range)).then_some(sys::RWF_NOWAIT),
     }
 }
 
-/// The next step of a task after the `result` of one call on the worker.
+/// Returns the next step of a task after the `result` of one call on the worker.
 fn outcome(
     task: &mut Task,
     result: Result<(), Errno>,
@@ -222,7 +224,7 @@ fn outcome(
     }
 }
 
-/// True if the page cache holds this range, or if the system cannot tell.
+/// True if the page cache holds this range, or if the kernel cannot tell.
 fn is_cached(image: &Image, (offset, len): (u64, u64)) -> bool {
     sys::is_cached(image.file(), offset, len).unwrap_or(true)
 }

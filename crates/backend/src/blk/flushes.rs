@@ -1,18 +1,19 @@
 //! `Flushes`: the flushes of a queue, one at a time, through an open file description of their own.
 //!
-//! Linux reports to each open file description once that pages could not be written. If two calls
-//! of `fdatasync` run at the same time through one description, one fails and the other succeeds,
-//! though the lost bytes may be those that the second should have made durable. The guest may see
-//! the success first, and rely on these bytes. So one description never has two flushes under way:
+//! If pages could not be written, Linux reports the error once to each open file description. If
+//! two calls of `fdatasync` run at the same time through one description, one of them fails and the
+//! other succeeds, though the lost bytes may be those that the second should have made durable. The
+//! guest may see the success first, and rely on these bytes. So one description never has two
+//! flushes under way:
 //! ```text
 //! begin:  no flush is under way? this one is from now on
 //!         else it waits
-//! end:    all flushes under way end with the same result, which the image remembers
+//! end:    all flushes under way end with the same result, which the image remembers;
 //!         all flushes that waited are under way now, as one call, which begins after they came
 //! ```
-//! Queues flush at the same time, each through its own description, so that each queue is told of
-//! every loss. A Linux guest has one flush of a queue under way at a time: none of its flushes
-//! waits here.
+//! Different queues flush at the same time, each through its own description, so that each queue
+//! gets the report of every loss. A Linux guest has one flush of a queue under way at a time: none
+//! of its flushes waits here.
 
 use super::Image;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -30,20 +31,22 @@ pub(super) struct Flushes {
 }
 
 impl Flushes {
+    /// Makes the flushes of a queue, with a description of the image.
+    ///
     /// # Errors
-    /// `EMFILE`, `ENFILE` or `ENOMEM`: the system has no description to give.
+    /// `EMFILE`, `ENFILE` or `ENOMEM`: no further description can be opened.
     pub(super) fn new(image: Arc<Image>) -> Result<Self, Errno> {
         let file = Some(image.lend_description()?);
         Ok(Self { image, file, under_way: Vec::new(), waiting: Vec::new() })
     }
 
-    /// The open file description on which `fdatasync` of this queue is called.
+    /// The open file description on which this queue's `fdatasync` must be called.
     pub(super) fn file(&self) -> BorrowedFd<'_> {
         self.file.as_ref().map_or(self.image.file(), AsFd::as_fd)
     }
 
-    /// Begins the flush `token`, or continues it if it is under way already. True: the caller must
-    /// give it to the kernel. False: it waits for the end of the flush under way.
+    /// Begins the flush `token`, or continues it if it is under way already. Returns true if the
+    /// caller must submit it to the kernel; false if it waits for the flush under way.
     pub(super) fn begin(&mut self, token: u32) -> bool {
         match self.under_way.first() {
             Some(first) => {
@@ -60,15 +63,15 @@ impl Flushes {
         }
     }
 
-    /// The call has ended: puts the flushes that end with it into `ended`, whose former content is
-    /// dropped, and makes the waiting flushes those under way.
+    /// Ends the call: replaces the content of `ended` by the flushes that end with it, and puts the
+    /// waiting flushes under way.
     pub(super) fn end(&mut self, ended: &mut Vec<u32>) {
         ended.clear();
         std::mem::swap(&mut self.under_way, ended);
         std::mem::swap(&mut self.under_way, &mut self.waiting);
     }
 
-    /// The token of the flush that the caller must give to the kernel next.
+    /// Returns the token of the flush that the caller must submit next.
     pub(super) fn next(&self) -> Option<u32> {
         self.under_way.first().copied()
     }
@@ -76,8 +79,8 @@ impl Flushes {
 
 impl Drop for Flushes {
     fn drop(&mut self) {
-        // A flush under way may take the report of a loss, and nobody would see it: the next queue
-        // must not get this description.
+        // A flush under way may get the report of a loss, which nobody would read: so the next
+        // queue must not get this description.
         if self.under_way.is_empty()
             && let Some(file) = self.file.take()
         {

@@ -1,24 +1,26 @@
-//! `Guard`: a write of a part of the host's unit keeps other writes of its disk out of that unit.
+//! `Guard`: while a write changes a part of the host's unit, keeps other writes of the disk out of
+//! that unit.
 //!
 //! With `O_DIRECT` the host writes whole units: 4096 bytes on some devices and file systems, where
-//! a guest may write 512. The disk's own thread reads such a unit, changes a part of it and writes
-//! it back (`bounce.rs`). A write to another part of the unit that ends between the two would be
-//! undone, although the guest was told that it is done. So, for all queues and workers of a disk:
+//! a guest may write 512. The disk's own thread then reads a unit, changes a part of it and writes
+//! it back (`bounce.rs`). A write to another part of the unit that ends between the read and the
+//! write would be undone, although the guest was told that it is done. So, for all queues and
+//! workers of a disk:
 //! ```text
-//! thread: name the range that it changes; wait until no write there is under way; read, change
-//!         and write the units; name none
-//! queue:  a write in the range that is named? the thread serves it, behind what it does now
+//! thread: announces the range that it changes; waits until no write there is under way; reads,
+//!         changes and writes the units; ends the announcement
+//! queue:  a write in the announced range? the thread serves it, after its present task
 //!         else list the write as under way until it ends
 //! ```
-//! The thread waits for writes that the kernel has, never for a request that waits for the thread:
-//! a write that goes to the thread is taken off the list before. It serves one request after the
-//! other, so one range is named at a time. No worker waits.
+//! The thread waits for writes that the kernel has, and never for a request that waits for the
+//! thread: a write that is passed to the thread is taken off the list before. The thread serves one
+//! request after the other, so one range is announced at a time. No worker waits.
 //!
-//! A disk that has had no such write keeps no list: its queues look at a flag for each write. The
+//! A disk without such writes so far keeps no list: its queues check a flag for each write. The
 //! first such write sets the flag, and sends each queue a question through the inbox of its ring.
-//! Each answers on its worker with the writes that it has under way, and the thread waits for these
-//! answers as well. A queue that sees the flag before the question lists its writes from then on,
-//! and lists those of before with the answer.
+//! The queue answers on its worker with the writes that it has under way, and the thread waits for
+//! all answers, too. A queue that sees the flag before the question lists its writes from then on,
+//! and adds the earlier ones with its answer.
 
 use crate::sys::uring::Inbox;
 use rustix::io::Errno;
@@ -27,16 +29,16 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
-/// The token of the question which writes a queue has under way: no request has this token.
+/// Token of the question which writes a queue has under way. No request has this token.
 pub(super) const QUESTION: u32 = u32::MAX;
 
-/// The writes under way of a disk, and the range that its thread changes.
+/// The writes under way of a disk, and the range that the disk's thread is changing.
 #[derive(Debug, Default)]
 pub(super) struct Guard {
-    /// A part of a unit was written at least once, so that queues must list their writes.
+    /// True once a write of a part of a unit has happened, so that queues must list their writes.
     is_active: AtomicBool,
     state: Mutex<State>,
-    /// Notified when the thread may have nothing to wait for.
+    /// Notified when the thread may continue.
     ended: Condvar,
     next_queue: AtomicU64,
 }
@@ -44,8 +46,8 @@ pub(super) struct Guard {
 #[derive(Debug, Default)]
 struct State {
     changed: Option<Range<u64>>,
-    /// The bytes of each write under way, by its queue and token. The rings of the disk's queues
-    /// bound their number: a write under way takes an entry of one.
+    /// The range of each write under way, by its queue and token. The list is bounded: each of
+    /// these writes takes an entry of a ring.
     under_way: HashMap<(u64, u32), Range<u64>>,
     seats: HashMap<u64, AttachedQueue>,
     /// How often the thread has checked whether a listed write overlaps its range.
@@ -58,7 +60,7 @@ struct State {
 struct AttachedQueue {
     inbox: Arc<Inbox>,
     tag: u64,
-    /// The queue has listed all writes that it has under way.
+    /// True if the queue has listed all writes that it has under way.
     has_answered: bool,
 }
 
@@ -78,27 +80,27 @@ impl Guard {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// True if writes must be listed.
+    /// True if queues must list their writes.
     #[inline]
     pub(super) fn is_active(&self) -> bool {
-        // A queue may see the flag late. The question that it is asked makes it list the writes
-        // that it has begun until then.
+        // A queue may see the flag late. The question then has it list the writes that it has begun
+        // until then.
         self.is_active.load(Ordering::Relaxed)
     }
 
-    /// Gives a new queue the number that names it to this guard.
+    /// Returns the number by which this guard knows a new queue.
     pub(super) fn name_queue(&self) -> u64 {
         self.next_queue.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// Attaches a queue, with nothing under way, on the worker whose ring has this inbox.
+    /// Attaches a queue that has nothing under way; `inbox` is that of its worker's ring.
     pub(super) fn attach(&self, queue: u64, inbox: &Arc<Inbox>, tag: u64) {
         let mut state = self.lock();
         let has_answered = self.is_active();
         state.seats.insert(queue, AttachedQueue { inbox: inbox.clone(), tag, has_answered });
     }
 
-    /// Detaches a queue that leaves its worker or ends.
+    /// Detaches a queue that leaves its worker, or ends.
     pub(super) fn detach(&self, queue: u64) {
         let mut state = self.lock();
         state.seats.remove(&queue);
@@ -107,7 +109,7 @@ impl Guard {
         self.ended.notify_all();
     }
 
-    /// The queue answers the question with the writes that it has under way.
+    /// Stores a queue's answer to the question: the writes that it has under way.
     pub(super) fn answer(&self, queue: u64, writes: impl Iterator<Item = (u32, Range<u64>)>) {
         let mut state = self.lock();
         state.under_way.extend(writes.map(|(token, range)| ((queue, token), range)));
@@ -118,8 +120,8 @@ impl Guard {
         self.ended.notify_all();
     }
 
-    /// Lists a write as under way. False: it must be served by the disk's thread, which is changing
-    /// a unit that the write touches.
+    /// Lists a write as under way. Returns false if the disk's thread must serve it, because that
+    /// thread is changing a unit that the write touches.
     pub(super) fn enter(&self, queue: u64, token: u32, range: Range<u64>) -> bool {
         let mut state = self.lock();
         if state.changed.as_ref().is_some_and(|changed| overlap(changed, &range)) {
@@ -129,7 +131,8 @@ impl Guard {
         true
     }
 
-    /// Takes a write off the list, if it is listed: it has ended, or the disk's thread serves it.
+    /// Takes a write off the list, if it is listed, because it has ended or is passed to the disk's
+    /// thread.
     pub(super) fn leave(&self, queue: u64, token: u32) {
         let mut state = self.lock();
         let ended = state.under_way.remove(&(queue, token));
@@ -142,11 +145,12 @@ impl Guard {
         }
     }
 
-    /// Keeps other writes out of `range`, which consists of whole units, until the result is
-    /// dropped.
+    /// Keeps other writes out of `range`, which consists of whole units, until the returned object
+    /// is dropped.
     ///
     /// # Errors
-    /// `EAGAIN`: a write to the range is under way, and the caller may not wait for its end.
+    /// `EAGAIN`: a write to the range is under way, and the caller may not wait (`may_wait` is
+    /// false).
     pub(super) fn change(&self, range: Range<u64>, may_wait: bool) -> Result<Changing<'_>, Errno> {
         let mut state = self.lock();
         if !self.is_active.swap(true, Ordering::Relaxed) {

@@ -1,4 +1,4 @@
-//! Finds the process that holds a lock on an image, as far as the system shows it.
+//! Finds the process that holds a lock on an image, if /proc shows it.
 //!
 //! A lock of an open file description belongs to no process, so `F_OFD_GETLK` and `/proc/locks`
 //! name none. `/proc/PID/fdinfo` shows the locks of each open file of a process, to root and to the
@@ -8,16 +8,17 @@ use std::ffi::OsStr;
 use std::fs;
 use std::path::Path;
 
-/// The process that holds a lock on the file at `path`; `None` if that cannot be seen.
+/// Returns the ID of another process that holds a lock on the file at `path`; `None` if /proc shows
+/// none.
 pub(super) fn pid_of(path: &Path) -> Option<u32> {
     let file = fs::canonicalize(path).ok()?;
     let pids = fs::read_dir("/proc").ok()?.flatten().filter_map(|entry| number(&entry.file_name()));
     pids.filter(|pid| *pid != std::process::id()).find(|pid| holds(*pid, &file))
 }
 
-/// True if the process has opened this file and holds a lock by it. The first thread of a process
-/// that is being killed may have ended, and shows no file any more, while another one hangs: then
-/// the others are asked.
+/// True if the process has opened this file and holds a lock by it. While a process is being
+/// killed, its first thread may have ended, and then shows no file, while another thread still
+/// hangs: then the other threads' folders are read.
 fn holds(pid: u32, file: &Path) -> bool {
     let process = format!("/proc/{pid}");
     let Ok(fds) = fs::read_dir(format!("{process}/fd")) else { return false };
@@ -29,8 +30,8 @@ fn holds(pid: u32, file: &Path) -> bool {
     threads.any(|thread| holds_by(&format!("{process}/task/{thread}"), file))
 }
 
-/// True if the thread whose `/proc` folder this is holds the file. Only the links of its fds are
-/// read, and `fdinfo` of those that lead to this file: the process's other files may block.
+/// True if the thread with this `/proc` folder holds a lock on the file. Reads only the links of
+/// its descriptors, and `fdinfo` of those that lead to this file: queries of other files may block.
 fn holds_by(thread: &str, file: &Path) -> bool {
     let Ok(fds) = fs::read_dir(format!("{thread}/fd")) else { return false };
     fds.flatten().any(|fd| {

@@ -24,20 +24,20 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 use std::sync::{Mutex, Once, PoisonError};
 
-/// How an image is opened.
+/// Options for opening an image.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ImageOptions {
-    /// Nothing may be written; the lock is shared.
+    /// True: nothing is written, and the lock is shared.
     pub read_only: bool,
-    /// Bypass the host's page cache (`O_DIRECT`).
+    /// True: bypass the host's page cache (`O_DIRECT`).
     pub direct: bool,
-    /// The logical block size that the guest is to be told, if it is not the image's own.
+    /// The logical block size that the guest shall read; `None`: the image's own.
     pub block_size: Option<u32>,
-    /// Serve the image even if its bytes look like an image of another format, and no guest has had
-    /// it.
+    /// True: serve the image even if it looks like an image of another format, and no guest could
+    /// have written its header.
     pub any_content: bool,
-    /// The lock is not taken before the first ring runs, and given back when the last one has
-    /// stopped: a guest that migrates hands it over.
+    /// True: lock the image when the first ring starts, and unlock it when the last one has
+    /// stopped. So two daemons can have the image open while a guest migrates.
     pub lock_with_rings: bool,
 }
 
@@ -63,7 +63,7 @@ pub enum ImageError {
     #[error("{} is in use by another process{}", path.display(), named(*holder))]
     InUse {
         path: PathBuf,
-        /// The process id of the holder, if `/proc` shows which process holds the lock.
+        /// The ID of the process that holds the lock, if `/proc` shows it.
         holder: Option<u32>,
     },
     #[error("{} is a block device: lock_with_rings is for files", path.display())]
@@ -92,55 +92,57 @@ impl ImageError {
 #[derive(Debug)]
 pub struct Image {
     file: OwnedFd,
-    /// The description for the flushes of threads that may wait (`flushes.rs`).
+    /// The description for flushes by threads that may wait (`flushes.rs`).
     syncs: Mutex<OwnedFd>,
-    /// Descriptions for the flushes of queues, that no queue has at present.
+    /// Descriptions for queues' flushes that no queue uses at present.
     spare: Spares,
-    /// With `direct`: the first description, which holds a block device (`O_EXCL`).
+    /// With `direct`: the description that was opened first. It holds a block device exclusively
+    /// (`O_EXCL`).
     holder: Option<OwnedFd>,
     block_device: bool,
-    /// Another process has opened it, and holds the device if it is one.
+    /// True if another process opened the image and passed its descriptors to this one.
     is_handed: bool,
     direct: bool,
     device: u64,
     size: AtomicU64,
     geometry: Geometry,
-    /// Alignment of memory and of offsets that `O_DIRECT` asks for; 1 without it.
+    /// Alignment of memory and of offsets that `O_DIRECT` requires; 1 without it.
     memory_align: usize,
     offset_align: u64,
-    /// The file system knows `RWF_NOWAIT`: a read that would wait fails with `EAGAIN` instead.
+    /// True if the file system supports `RWF_NOWAIT`: a read that would wait fails with `EAGAIN`.
     nowait: bool,
     in_memory: bool,
     parallel: bool,
-    /// The unit of `fallocate`, which zeroes a part of a unit in the page cache or not at all.
+    /// The unit of `fallocate`. A part of a unit is zeroed only in the page cache, or refused.
     range_unit: u64,
     guard: Guard,
-    /// The name under which it was opened, by which messages name it.
+    /// The name by which messages name the image.
     path: PathBuf,
     lock_with_rings: bool,
-    /// Held while the size of the file changes.
+    /// Locked while the size of the file changes.
     sizing: Mutex<()>,
-    /// The error with which the host lost bytes that were written to its page cache; 0: none.
+    /// The error with which the host lost bytes of the page cache; 0: none was lost.
     lost: AtomicI32,
-    /// The operator was told that a worker waits for the image (`offload.rs`).
+    /// Set after the warning that a worker waits for this image (`offload.rs`).
     pub(super) waiting_told: Once,
 }
 
 impl Image {
-    /// Opens, locks and measures `path`. Changes no byte of it, but notes with an attribute that a
-    /// guest can write to it from now on.
+    /// Opens, locks and measures `path`. Changes no byte of the image, but sets an attribute of the
+    /// file which says that a guest can write to it from now on.
     ///
     /// # Errors
-    /// [`ImageError`], one for each reason. `InUse` may pass: the kernel closes the files of a
-    /// killed process only when the last of its threads has ended, and those that its io_uring
-    /// held some time after that.
+    /// [`ImageError`], one for each reason. After `InUse` a later attempt may succeed: the kernel
+    /// closes the files of a killed process only when its last thread has ended, and files that its
+    /// io_uring held some time after that.
     pub fn open(path: &Path, options: ImageOptions) -> Result<Self, ImageError> {
         Self::open_held((path, path), options, None)
     }
 
-    /// As [`Self::open`], by a description of this file that another process has opened and locked
-    /// ([`Self::hand_off`]). One that is of another file, or cannot be written to, is left aside.
-    /// The file is opened at `path`, and called by its `name` in errors and in the log.
+    /// As [`Self::open`], but uses `held`, the description by which another process opened and
+    /// locked this file ([`Self::hand_off`]). If `held` belongs to another file, or lacks the
+    /// needed access, it is ignored. The file is opened at `path`; `name` is its name in errors and
+    /// in the log.
     ///
     /// # Errors
     /// As [`Self::open`].
@@ -151,7 +153,8 @@ impl Image {
     ) -> Result<Self, ImageError> {
         let at = || name.to_path_buf();
         let open_error = |errno| ImageError::Open { path: at(), errno };
-        // Check the kind before opening: to open a fifo blocks, and a terminal may react to it.
+        // Check the kind before opening: opening a fifo blocks, and opening a terminal may affect
+        // it.
         let stat = rustix::fs::stat(path).map_err(open_error)?;
         let block_device = match FileType::from_raw_mode(stat.st_mode) {
             FileType::RegularFile => false,
@@ -182,7 +185,7 @@ impl Image {
         if file_size < 512 {
             return Err(ImageError::Empty { path: at() });
         }
-        // This check comes before that of the size: an image of another format may have any size.
+        // Check the format before the size: an image of another format may have any size.
         if !options.any_content {
             format::check(&plain, name, (block_device, file_size))?;
         }
@@ -195,7 +198,7 @@ impl Image {
             return Err(ImageError::Blocks { path: at(), size: file_size, block_size });
         }
         let direct = options.direct.then(|| {
-            // The second description must not ask for O_EXCL: the first holds the device.
+            // The second description must not ask for O_EXCL: the first one holds the device.
             open((flags & !OFlags::EXCL) | OFlags::DIRECT)
                 .map_err(|errno| ImageError::Direct { path: at(), errno })
         });
@@ -228,8 +231,8 @@ impl Image {
         let can_punch = !read_only && can_punch(&file, block_device, file_size);
         let secure = block_device
             && !read_only
-            // A range that is not whole sectors: a device that supports secure erase refuses the
-            // range with EINVAL, one that does not fails with another error.
+            // Probe with a range that is not whole sectors: a device that supports secure erase
+            // refuses the range with EINVAL, another one fails with another error.
             && sys::secure_erase(&file, 1, 1) == Err(Errno::INVAL);
         let geometry = Geometry {
             size: file_size,
@@ -273,11 +276,11 @@ impl Image {
         }
     }
 
-    /// A description of the file for the flushes of one queue. A new one is told of what the host
-    /// loses from now on.
+    /// Returns a description of the file for the flushes of one queue. A new description gets
+    /// reports of losses that happen from now on.
     ///
     /// # Errors
-    /// `EMFILE`, `ENFILE` or `ENOMEM`: the host has no file descriptor or memory to give.
+    /// `EMFILE`, `ENFILE` or `ENOMEM`: no further description can be opened.
     pub(super) fn lend_description(&self) -> Result<OwnedFd, Errno> {
         self.spare.take().map_or_else(|| describe(&self.file), Ok)
     }
@@ -287,7 +290,8 @@ impl Image {
         self.spare.put(description);
     }
 
-    /// Flushes, on a thread that may wait. Flushes of several threads wait for each other.
+    /// Flushes the image, on a thread that may wait. Flushes of several threads wait for each
+    /// other.
     ///
     /// # Errors
     /// As [`Self::synced`].
@@ -298,20 +302,20 @@ impl Image {
 
     /// Returns the answer to a flush whose call ended with `result`, and remembers a loss of bytes.
     ///
-    /// Linux reports to one call only that pages could not be written, and treats the pages as
-    /// clean from then on: other flushes of that time, and all later ones, would tell the guest
-    /// that lost bytes are durable. So after the first such error every flush fails with it, until
-    /// the image is opened anew.
+    /// If pages could not be written, Linux reports that to one call for each description, and
+    /// treats the pages as clean from then on: other flushes of that time, and all later ones,
+    /// would tell the guest that lost bytes are durable. So after the first such error every flush
+    /// of this image fails, until it is opened again.
     ///
-    /// File systems pass on what the device said of the pages: `EIO`, `ENOSPC`, `ENODATA` for a bad
-    /// medium, `ENOLINK` and `EREMOTEIO` for a path or a target that failed, `ETIMEDOUT`. Every
-    /// error counts as a loss, with two exceptions: those of a call that did not get as far as the
-    /// pages; and those of a direct disk, none of whose bytes went through the page cache: it may
-    /// still have the bytes, and flush them at the next try.
+    /// File systems report the device's error: `EIO`, `ENOSPC`, `ENODATA` for a bad medium,
+    /// `ENOLINK` and `EREMOTEIO` for a path or a target that failed, `ETIMEDOUT`. Every error
+    /// counts as a loss, with two exceptions. A call that failed before it wrote pages has lost
+    /// nothing. And bytes of a direct disk do not go through the page cache: the device may still
+    /// have them, and write them at the next flush.
     ///
     /// # Errors
-    /// The error of the call. Since a flush of this image has lost bytes it is always `EIO`: with
-    /// `ENOSPC` the caller would wait for space, and try a durable write again.
+    /// The error of the call. After a flush of this image has lost bytes it is always `EIO`: with
+    /// `ENOSPC` the caller would wait for space, and repeat a durable write.
     pub(crate) fn synced(&self, result: Result<(), Errno>) -> Result<(), Errno> {
         if let Err(errno) = result
             && !matches!(errno, Errno::INTR | Errno::AGAIN | Errno::CANCELED | Errno::BADF)
@@ -331,16 +335,16 @@ impl Image {
         }
     }
 
-    /// The geometry, with the size as it was last measured.
+    /// The geometry, with the size as last measured.
     #[must_use]
     pub fn geometry(&self) -> Geometry {
         Geometry { size: self.size.load(Ordering::Acquire), ..self.geometry }
     }
 
-    /// Changes the size of the file to `size`, if one is given; then measures the image again.
+    /// Changes the size of the file to `size`, if given; then measures the image again.
     ///
     /// # Errors
-    /// `EOPNOTSUPP`: a block device cannot be given a size. `EROFS`: the image is read-only.
+    /// `EOPNOTSUPP`: the size of a block device cannot be set. `EROFS`: the image is read-only.
     /// `EINVAL`: the size is zero, or not whole sectors. Any other: the host cannot change or
     /// measure it.
     pub fn resize(&self, size: Option<u64>) -> Result<Geometry, Errno> {
@@ -365,8 +369,8 @@ impl Image {
         Ok(self.geometry())
     }
 
-    /// The bytes that the file or block device has now; the size that requests are checked against
-    /// stays.
+    /// Returns the present size in bytes of the file or block device. Does not change the size
+    /// against which requests are checked.
     ///
     /// # Errors
     /// The host cannot measure it.
@@ -374,14 +378,14 @@ impl Image {
         size_of_file(&self.file)
     }
 
-    /// The file that requests go to.
+    /// The description for reads and writes.
     #[must_use]
     pub fn file(&self) -> BorrowedFd<'_> {
         self.file.as_fd()
     }
 
-    /// The description for `fallocate`. Linux refuses to zero or discard a range of a block device
-    /// whose pages somebody has made dirty (`EBUSY`), unless the description holds the device.
+    /// The description for `fallocate`. If a range of a block device has dirty pages, Linux refuses
+    /// to zero or discard it (`EBUSY`), unless the description holds the device exclusively.
     #[must_use]
     pub fn holder(&self) -> BorrowedFd<'_> {
         self.holder.as_ref().unwrap_or(&self.file).as_fd()
@@ -393,36 +397,36 @@ impl Image {
         self.direct
     }
 
-    /// True if `RWF_DSYNC` alone makes a write durable: a write past the page cache. Of several
-    /// writes into the page cache Linux tells one that pages were lost, whichever write the pages
-    /// belong to, and tells no later flush. So a write into the page cache is followed by a flush,
-    /// whose error the image remembers (`synced`).
+    /// True if `RWF_DSYNC` alone makes a write durable, which holds only for direct I/O. If pages
+    /// of several writes into the page cache were lost, Linux reports that to one of the writes,
+    /// whichever pages are its own, and to no later flush. So a write into the page cache must be
+    /// followed by a flush, whose error the image remembers (`synced`).
     #[must_use]
     pub fn syncs_by_write(&self) -> bool {
         self.is_direct()
     }
 
-    /// True if the file system knows `RWF_NOWAIT`.
+    /// True if the file system supports `RWF_NOWAIT`.
     #[must_use]
     pub fn has_nowait(&self) -> bool {
         self.nowait
     }
 
-    /// True if the file lies in memory: reads and writes copy, and wait for no disk.
+    /// True if the file lies in memory (tmpfs): reads and writes copy, and wait for no disk.
     #[must_use]
     pub fn is_in_memory(&self) -> bool {
         self.in_memory
     }
 
-    /// True if several threads of the kernel write to the image past the page cache at the same
-    /// time. If false, they make one write after another.
+    /// True if several kernel threads can write to the image by direct I/O at the same time; false:
+    /// they make one write after another.
     #[must_use]
     pub fn writes_in_parallel(&self) -> bool {
         self.parallel
     }
 
-    /// Opens an image that a test has just let go of: the kernel closes a file that an io_uring
-    /// held some time after the ring is closed.
+    /// For tests: opens an image that was closed a moment ago. The kernel closes a file that an
+    /// io_uring held some time after the ring is closed.
     #[cfg(test)]
     pub(super) fn open_again(path: &Path, options: ImageOptions) -> Self {
         for _ in 0..6000 {
@@ -436,31 +440,31 @@ impl Image {
         panic!("{} stays locked", path.display())
     }
 
-    /// This image, taken for one on a host whose unit is 4096 bytes.
+    /// For tests: this image, as if the host's unit were 4096 bytes.
     #[cfg(test)]
     pub(super) fn taken_for_large_units(self) -> Self {
         Self { offset_align: 4096, range_unit: 4096, ..self }
     }
 
-    /// This image, as if it lay on a block device.
+    /// For tests: this image, as if it were a block device.
     #[cfg(test)]
     pub(super) fn taken_for_block_device(self) -> Self {
         Self { block_device: true, ..self }
     }
 
-    /// This image, as if its file system took one write after another.
+    /// For tests: this image, as if its file system made one write after another.
     #[cfg(test)]
     pub(super) fn taken_to_write_in_turn(self) -> Self {
         Self { parallel: false, ..self }
     }
 
-    /// This image, as if its file system did not know `RWF_NOWAIT`.
+    /// For tests: this image, as if its file system did not support `RWF_NOWAIT`.
     #[cfg(test)]
     pub(super) fn taken_to_wait(self) -> Self {
         Self { nowait: false, ..self }
     }
 
-    /// The name under which it was opened, perhaps by another process.
+    /// The name by which it was opened, perhaps by another process.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
@@ -472,20 +476,19 @@ impl Image {
         self.block_device
     }
 
-    /// The device of the host on which the bytes lie, as `stat` numbers it.
+    /// The number (`st_dev`) of the host's device on which the bytes lie.
     #[must_use]
     pub fn device(&self) -> u64 {
         self.device
     }
 }
 
-/// A further description of an open file, for flushes only: it is opened without the right to
-/// write.
+/// Opens another description of an open file, for flushes only: without write access.
 ///
-/// If the file cannot be opened by its entry in `/proc` (none is shown, this process may not read
-/// the file any more, the device is gone), the same description is duplicated, and it is left to
-/// chance which flush is told of a loss. A lack of descriptors or memory is an error instead: it
-/// passes, whereas a duplicated description would stay.
+/// If the file cannot be opened through `/proc` (`/proc` is hidden, this process may not read the
+/// file any more, the device is gone), duplicates the descriptor instead. Then flushes share one
+/// description, and it is undefined which of them gets the report of a loss. A lack of descriptors
+/// or memory is an error instead: it passes, but the duplicate would stay.
 fn describe(file: &OwnedFd) -> Result<OwnedFd, Errno> {
     let path = format!("/proc/self/fd/{}", file.as_raw_fd());
     let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOCTTY;

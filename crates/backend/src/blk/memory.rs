@@ -14,13 +14,13 @@ use std::sync::{Arc, Mutex, PoisonError};
 #[derive(Debug)]
 pub struct MemoryDisk {
     storage: Arc<Mapping>,
-    /// The file in memory that holds the disk once it was given to another process. From then on
-    /// that process serves the disk from the file, and this one no longer uses `storage`.
+    /// The memfd with the disk's content, once it was passed to another process. From then on that
+    /// process serves the disk, and this one no longer uses `storage`.
     given: Mutex<Option<OwnedFd>>,
 }
 
 impl MemoryDisk {
-    /// A disk of `size` bytes, all zero.
+    /// Makes a disk of `size` bytes, all zero.
     ///
     /// # Errors
     /// [`MemoryError::Map`]: the host has no address space or memory for the disk.
@@ -28,11 +28,11 @@ impl MemoryDisk {
         Ok(Self { storage: Arc::new(Mapping::anonymous(size)?), given: Mutex::default() })
     }
 
-    /// A disk that another process keeps, in the file that its [`Disk::hand_memory`] gave.
+    /// Makes a disk whose content is in `file`, from another process's [`Disk::hand_memory`].
     ///
     /// # Errors
     /// [`MemoryError`]: `file` does not lie in memory, is shorter than `size`, or cannot be mapped,
-    /// or there is no descriptor left for it.
+    /// or no descriptor is free.
     pub fn handed(file: impl AsFd, size: u64) -> Result<Self, MemoryError> {
         let given = rustix::io::fcntl_dupfd_cloexec(&file, 3).map_err(MemoryError::Map)?;
         let storage = Arc::new(Mapping::of_file(file, 0, size)?);
@@ -63,7 +63,8 @@ impl Disk for MemoryDisk {
 
     fn hand_memory(&self) -> Result<Option<OwnedFd>, Errno> {
         let mut given = self.given.lock().unwrap_or_else(PoisonError::into_inner);
-        // It stays here whatever comes of the copy: nobody else may have the disk's bytes now.
+        // Keep the file even if the copy fails: its content is the disk's now, and no other process
+        // may have it.
         let file = match &mut *given {
             Some(file) => file,
             none => none.insert(sealed(self.storage.size() as u64)?),
@@ -80,7 +81,7 @@ impl Disk for MemoryDisk {
     }
 }
 
-/// A file in memory whose size nobody can change. It takes memory as it is written.
+/// Makes a memfd whose size nobody can change. It takes memory as it is written.
 fn sealed(size: u64) -> Result<OwnedFd, Errno> {
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
     let file = rustix::fs::memfd_create("disk", flags)?;
@@ -95,7 +96,7 @@ struct MemoryQueue {
     backlog: Backlog,
 }
 
-/// Serves `len` bytes of a request, from `offset` of the disk on.
+/// Serves `len` bytes of a request, at `offset` of the disk.
 fn serve(
     storage: &Mapping,
     op: Op,
@@ -146,7 +147,7 @@ fn piece(storage: &Mapping, task: &mut Task, bytes: u64) -> Step {
 }
 
 impl DiskQueue for MemoryQueue {
-    /// As many requests of one page as the quota of a turn allows.
+    /// The number of requests of one page that the quota of a turn allows.
     fn burst_max(&self) -> usize {
         32
     }

@@ -2,14 +2,16 @@
 //!
 //! The lifecycle of a disk queue:
 //! 1. [`Disk::open_queue`] makes it, on the control thread.
-//! 2. [`DiskQueue::attach`] registers the queue's files with the worker's io_uring, if it has one.
-//! 3. [`DiskQueue::submit`] starts a burst of requests. Those that are done at once are in `done`
-//!    when it returns.
+//! 2. [`DiskQueue::attach`] registers the queue's files with the worker's io_uring, if the worker
+//!    has one.
+//! 3. [`DiskQueue::submit`] starts a burst of requests. Requests that are done at once are in
+//!    `done` when it returns.
 //! 4. [`DiskQueue::on_event`] is called for each completion of the io_uring with the queue's tag.
 //! 5. [`DiskQueue::reap`] is called at the end of every turn. It returns the requests that are done
-//!    outside the io_uring, and does a piece of one that takes long. The queue takes another turn
-//!    while `reap` says that there is more, and whenever [`DiskQueue::readiness`] is written.
-//! 6. [`DiskQueue::detach`] when nothing is in flight: before a move, and before the drop.
+//!    outside the io_uring, and serves a piece of a long one. The queue takes another turn while
+//!    `reap` returns true, and whenever [`DiskQueue::readiness`] is written.
+//! 6. [`DiskQueue::detach`] is called when nothing is in flight: before a move to another worker,
+//!    and before the drop.
 //!
 //! The worker's thread also serves queues of other guests. Therefore `submit` and `reap` together
 //! copy a bounded number of bytes (`quota.rs`), and do not wait for the host.
@@ -52,64 +54,64 @@ pub struct Geometry {
     /// The logical block size (`blk_size`, virtio 1.3 §5.2.4): 4096 if the host's block device has
     /// no smaller blocks, else 512. A [`Disk`] serves whole sectors of 512 bytes in either case.
     pub block_size: u32,
-    /// The unit of the medium, a power of two: a write of a part of it costs extra work.
+    /// The physical block size, a power of two: writing a part of such a block costs extra work.
     pub physical_block_size: u32,
     /// The smallest write that the host suggests, a multiple of `physical_block_size`.
     pub min_io_size: u32,
     /// The largest request that the host suggests, a multiple of `physical_block_size`; 0: the host
     /// suggests none.
     pub opt_io_size: u32,
-    /// Nothing may be written.
+    /// True if the disk may not be written.
     pub read_only: bool,
-    /// The longest discard; 0: not supported.
+    /// Bytes of the longest discard; 0: not supported.
     pub discard_max: u64,
-    /// The longest write-zeroes; 0: not supported.
+    /// Bytes of the longest write-zeroes; 0: not supported.
     pub write_zeroes_max: u64,
-    /// The longest secure erase; 0: not supported.
+    /// Bytes of the longest secure erase; 0: not supported.
     pub secure_erase_max: u64,
 }
 
 /// The operation of a request (virtio 1.3 §5.2.6).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Op {
-    /// Disk to memory.
+    /// From disk to memory.
     Read,
-    /// Memory to disk.
+    /// From memory to disk.
     Write {
         /// Durable at completion (write-through).
         durable: bool,
     },
-    /// Completed writes become durable.
+    /// Make completed writes durable.
     Flush,
-    /// The range's content is not needed any more.
+    /// The content of the range is not needed any more.
     Discard,
-    /// The range reads as zeroes.
+    /// The range shall read as zeroes.
     WriteZeroes {
-        /// The range may be deallocated.
+        /// True if the range may be deallocated.
         unmap: bool,
-        /// Durable at completion (write-through).
+        /// True: durable at completion (write-through).
         durable: bool,
     },
-    /// The range cannot be recovered.
+    /// The range's content must become unrecoverable.
     SecureErase,
 }
 
 /// One request. Offsets and lengths in bytes.
 #[derive(Clone, Debug)]
 pub struct Request {
-    /// Names the request in its completion: a number below the ring's size that no other request
-    /// in flight has.
+    /// Identifies the request in its completion: a number below the ring's size that no other
+    /// request in flight has.
     pub token: u32,
     /// The operation.
     pub op: Op,
     /// First byte on the disk.
     pub offset: u64,
-    /// Bytes; for reads and writes the sum of the slices.
+    /// Length in bytes; for reads and writes the sum of the slices.
     pub len: u64,
     slices: Range<usize>,
 }
 
-/// A burst of requests, with the slices of all in one list. It is reused, to allocate nothing.
+/// A burst of requests, with all their slices in one list. It is reused, to allocate nothing.
 #[derive(Debug, Default)]
 pub struct Burst {
     requests: Vec<Request>,
@@ -117,7 +119,7 @@ pub struct Burst {
 }
 
 impl Burst {
-    /// Adds a request whose slices are those pushed since the last request.
+    /// Adds a request. Its slices are those pushed since the last request.
     #[inline]
     pub fn push(&mut self, token: u32, op: Op, offset: u64, len: u64) {
         let first = self.requests.last().map_or(0, |r| r.slices.end);
@@ -125,7 +127,7 @@ impl Burst {
         self.requests.push(Request { token, op, offset, len, slices });
     }
 
-    /// The list to push a request's slices to, before [`Self::push`].
+    /// The list to which the caller pushes a request's slices, before [`Self::push`].
     pub fn slices(&mut self) -> &mut SliceList {
         &mut self.slices
     }
@@ -153,13 +155,13 @@ impl Burst {
         self.requests.is_empty()
     }
 
-    /// Empties the burst, and lets go of the snapshot that its slices came from.
+    /// Empties the burst, and drops the reference to the memory snapshot of its slices.
     pub fn release(&mut self) {
         self.requests.clear();
         self.slices.release();
     }
 
-    /// Empties the burst, keeps its memory.
+    /// Empties the burst, but keeps its allocation.
     pub fn clear(&mut self) {
         self.requests.clear();
         self.slices.clear();
@@ -171,20 +173,20 @@ impl Burst {
 pub struct Completion {
     /// The token of the request.
     pub token: u32,
-    /// `Ok`, or the error of the host, which the device maps to a status (virtio 1.3 §5.2.6).
+    /// `Ok`, or the host's error, which the device converts to a status (virtio 1.3 §5.2.6).
     pub result: Result<(), Errno>,
 }
 
-/// A connection of a queue to the server of its disk, and what it has done so far.
+/// A connection between a queue and the server of its disk, with its counters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Connection {
-    /// The connection is established.
+    /// True if the connection is established.
     pub is_up: bool,
-    /// The queue shares the connection with others, because the server takes no more connections.
+    /// True if several queues share the connection, because the server accepts no more connections.
     pub is_shared: bool,
-    /// Times that the connection was lost.
+    /// Number of times that the connection was lost.
     pub losses: u64,
-    /// Requests that were sent and are not answered.
+    /// Number of requests that were sent and are not answered.
     pub in_flight: u64,
     /// Bytes sent.
     pub bytes_sent: u64,
@@ -192,19 +194,19 @@ pub struct Connection {
     pub bytes_received: u64,
 }
 
-/// A disk, shared by its queues. Its methods may block (a network disk may hang), so only a thread
-/// that may wait calls them.
+/// A disk, shared by its queues. Its methods may block (a network disk may hang), so only threads
+/// that may wait call them.
 pub trait Disk: Send + Sync + std::fmt::Debug {
-    /// The present geometry: its size changes with [`Self::resize`], and nothing else does.
+    /// The present geometry: only its size can change, by [`Self::resize`].
     fn geometry(&self) -> Geometry;
 
-    /// Makes a queue. `has_ring`: the worker will lend an io_uring.
+    /// Makes a queue. `has_ring`: its worker will have an io_uring.
     ///
     /// # Errors
-    /// `EMFILE`, `ENFILE` or `ENOMEM`: the system has no file descriptor or memory for the queue.
+    /// `EMFILE`, `ENFILE` or `ENOMEM`: the host has no descriptor or memory for the queue.
     fn open_queue(&self, has_ring: bool) -> Result<Box<dyn DiskQueue>, Errno>;
 
-    /// Queues that the disk can have at most.
+    /// The most queues that the disk can have.
     fn queues_max(&self) -> usize {
         usize::MAX
     }
@@ -214,14 +216,14 @@ pub trait Disk: Send + Sync + std::fmt::Debug {
         Vec::new()
     }
 
-    /// Changes the size of the disk to `size`, if one is given; then measures the disk again.
+    /// Changes the size of the disk to `size`, if given; then measures the disk again.
     ///
     /// # Errors
     /// `EOPNOTSUPP`: the disk cannot change its size. `EROFS`: it is read-only. `EINVAL`: the size
     /// is zero, or not whole sectors. Any other: the host cannot change or measure it.
     fn resize(&self, size: Option<u64>) -> Result<Geometry, Errno>;
 
-    /// The size that the host has for the disk now; changes nothing.
+    /// Returns the size that the host has for the disk now; changes nothing.
     ///
     /// # Errors
     /// The host cannot measure it.
@@ -229,25 +231,25 @@ pub trait Disk: Send + Sync + std::fmt::Debug {
         self.image().map_or_else(|| Ok(self.geometry().size), Image::measure)
     }
 
-    /// The file of a disk in memory, for a process that serves it in this one's place. `None`: the
-    /// disk is not one in memory.
+    /// Returns the file of a disk in memory, for the process that serves the disk from now on.
+    /// `None`: the disk is not in memory.
     ///
     /// # Errors
-    /// `EMFILE`, `ENFILE` or `ENOMEM`: the host has no file descriptor or memory for the file.
+    /// `EMFILE`, `ENFILE` or `ENOMEM`: the host has no descriptor or memory for the file.
     fn hand_memory(&self) -> Result<Option<OwnedFd>, Errno> {
         Ok(None)
     }
 
-    /// Takes the lock that goes with the rings ([`ImageOptions::lock_with_rings`]), if the disk has
-    /// one: called when a ring begins and no other one runs. May block.
+    /// Locks the image for rings ([`ImageOptions::lock_with_rings`]), if the disk has that setting:
+    /// called when a ring starts and no other one runs. May block.
     ///
     /// # Errors
-    /// `InUse`: another process has the image. `Lock`: the file system cannot lock it.
+    /// `InUse`: another process has locked the image. `Lock`: the file system cannot lock it.
     fn acquire(&self) -> Result<(), ImageError> {
         Ok(())
     }
 
-    /// Gives the lock that goes with the rings back, when the last ring has stopped. May block.
+    /// Unlocks the image after [`Self::acquire`], when the last ring has stopped. May block.
     fn release(&self) {}
 
     /// A short name for logs and counters: `file`, `uring`, `null`, ..
@@ -261,31 +263,32 @@ pub trait Disk: Send + Sync + std::fmt::Debug {
 
 /// One queue of a disk.
 pub trait DiskQueue: Send + std::fmt::Debug {
-    /// Prepares the queue on the worker that will submit. The entries that the queue puts into the
-    /// io_uring must carry `tag | token` as their `user_data`.
+    /// Prepares the queue on the worker that will submit its requests. The entries that the queue
+    /// puts into the io_uring must carry `tag | token` as their `user_data`.
     fn attach(&mut self, ring: Option<&mut Ring>, tag: u64) {
         let _ = (ring, tag);
     }
 
-    /// Takes the queue off its worker's io_uring, when nothing is in flight.
+    /// Removes the queue from its worker's io_uring, when nothing is in flight.
     fn detach(&mut self, ring: Option<&mut Ring>) {
         let _ = ring;
     }
 
-    /// At most how many requests a burst should have. A disk that serves a burst before `submit`
+    /// The most requests that a burst should have. A disk that serves a burst before `submit`
     /// returns wants short bursts: the first request is answered no earlier than the last one.
     fn burst_max(&self) -> usize {
         usize::MAX
     }
 
-    /// Starts every request of the burst; pushes those that are done at once to `done`.
+    /// Starts every request of the burst; adds completions of those that are done at once to
+    /// `done`.
     fn submit(&mut self, burst: &Burst, ring: Option<&mut Ring>, done: &mut Vec<Completion>);
 
-    /// Guest memory is about to change: releases slices that are kept for reuse now, and those of
-    /// each request in flight as soon as it is done.
+    /// Called when guest memory is about to change: releases slices that are kept for reuse now,
+    /// and those of each request in flight when it is done.
     fn release_memory(&mut self) {}
 
-    /// The io_uring has completed the entry of request `token` with `result`.
+    /// Handles the completion of an io_uring entry of request `token`; `result` is the kernel's.
     fn on_event(
         &mut self,
         token: u32,
@@ -296,22 +299,23 @@ pub trait DiskQueue: Send + std::fmt::Debug {
         let _ = (token, result, ring, done);
     }
 
-    /// The queue stops: takes a request back, if nobody has begun with it or what was done of it
-    /// can be done again. True: it is as if it had never been submitted, and has no completion.
-    /// False: its completion comes, with `ECANCELED` if a long transfer has ended after a piece.
+    /// Called when the queue stops: takes a request back, if nobody has begun it, or if its
+    /// finished part can be repeated. Returns true if the request is as if it had never been
+    /// submitted, and gets no completion. False: its completion comes, with `ECANCELED` if a long
+    /// transfer has ended after a piece.
     fn recall(&mut self, token: u32, ring: Option<&mut Ring>) -> bool {
         let _ = (token, ring);
         false
     }
 
-    /// An eventfd that another thread writes when [`Self::reap`] has a completion from it. The
-    /// worker watches it while the queue is attached, and never reads it.
+    /// An eventfd that another thread writes when [`Self::reap`] has a completion of it. The worker
+    /// watches it edge-triggered while the queue is attached, and never reads it.
     fn readiness(&self) -> Option<BorrowedFd<'_>> {
         None
     }
 
-    /// Ends the turn: pushes the requests that are done outside the io_uring to `done`, and does a
-    /// piece of one that takes long. True if the next turn has more to do.
+    /// Ends the turn: adds completions of requests that are done outside the io_uring to `done`,
+    /// and serves a piece of a long request. Returns true if the next turn has more to do.
     fn reap(&mut self, done: &mut Vec<Completion>) -> bool {
         let _ = done;
         false

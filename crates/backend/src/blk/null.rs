@@ -1,4 +1,4 @@
-//! `null`: a disk that keeps nothing. Reads leave the guest's memory as it is.
+//! `null`: a disk that stores nothing. A read does not change the guest's memory.
 
 use super::{Burst, Completion, Disk, DiskQueue, Geometry};
 use crate::sys::uring::Ring;

@@ -3,25 +3,25 @@
 //! ```text
 //! a file:                        writes that would wait, fallocate, zeroes
 //! a block device:                secure erase, zeroes and discards of parts of its blocks
-//! past the page cache:           what O_DIRECT refuses, copied (`bounce.rs`)
+//! direct I/O:                    transfers that O_DIRECT refuses, copied (`bounce.rs`)
 //! where there is no io_uring:    also reads that would wait, and fdatasync
 //!
 //! queue:  send a task with an inbox: its own, or that of its worker's ring   (starts the thread if
 //!         none runs)
-//! thread: first task; serve it to its end; put the result into the inbox, whose eventfd wakes the
-//!         worker
+//! thread: take the first task; serve it to its end; put the result into the inbox, whose eventfd
+//!         wakes the worker
 //!         no task for a second, or the disk is gone? end
 //! ```
 //! The tasks of a disk are served one after another: a guest's long request delays that guest
 //! alone, and each disk takes at most one thread of the host. Flushes that wait are served
 //! together, by one call, which makes durable all that was written before any of them.
 //!
-//! **Why no thread of an io_uring writes to a file.** Those threads make the writes and `fallocate`
-//! calls of one file one after another, and tell files apart by six bits of a hash of their inodes.
-//! Of ten images on one worker, two share these bits with even odds. The writes of one guest would
-//! then wait as long as the file system delays a write of the other guest: for ever, if its server
-//! is gone. (Measured: while a write to one image waited for 3.2 s, the writes to 3 of 255 other
-//! images waited as well.)
+//! **Why no kernel thread of an io_uring writes to a file.** Those threads make the writes and
+//! `fallocate` calls of one file one after another, and distinguish files by six bits of a hash of
+//! their inodes. Of ten images on one worker, two share these bits with even odds. The writes of
+//! one guest would then wait as long as the file system delays a write of the other guest: for
+//! ever, if its server is gone. (Measured: while a write to one image waited for 3.2 s, the writes
+//! to 3 of 255 other images waited as well.)
 
 use super::bounce::Bounce;
 use super::calls::serve_to_the_end;
@@ -36,7 +36,7 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// A thread without a task ends after this time.
+/// The thread ends when it had no task for this time.
 const IDLE: Duration = Duration::from_secs(1);
 
 /// The thread of a disk, started on demand.
@@ -56,31 +56,31 @@ struct Shared {
 
 #[derive(Debug, Default)]
 struct State {
-    /// Waiting tasks: not more than the rings of the disk's queues have entries.
+    /// Waiting tasks: at most as many as the rings of the disk's queues have entries.
     tasks: VecDeque<DiskJob>,
-    /// One of `tasks` is a flush.
+    /// True if one of `tasks` is a flush.
     flush_waits: bool,
-    /// Flushes that came while a flush waits in `tasks`: they end together with it.
+    /// Flushes that came while a flush was in `tasks`: they end together with it.
     joined: Vec<DiskJob>,
-    /// The thread runs, or a worker serves the tasks in its place.
+    /// True while the thread runs, or a worker serves the tasks instead.
     is_running: bool,
-    /// The thread runs, and has to be woken for the next task.
+    /// True if the thread runs, and must be woken for the next task.
     is_asleep: bool,
     is_closed: bool,
-    /// The job that the thread serves now: its inbox and its `user_data`.
+    /// The inbox and `user_data` of the job that is being served.
     under_way: Option<(Arc<Inbox>, u64)>,
-    /// The job under way must end after its present piece.
+    /// True if the job under way must end after its present piece.
     must_end: bool,
 }
 
 /// Bytes of a piece of a long transfer. If its queue stops, a job ends after its present piece.
 const PIECE: u64 = 4 << 20;
-/// How many of the last jobs are searched for one that is to be taken back. The jobs of a queue
-/// that stops are near the end; only jobs of the disk's other queues come after them.
+/// How many of the last jobs are searched for one to take back. The jobs of a queue that stops are
+/// near the end: only jobs of the disk's other queues come after them.
 const RECALL_REACH: usize = 4096;
 
-/// A task with its image and its queue's inbox. The thread has the image only through its jobs: if
-/// an idle thread held the image, nobody else could lock it.
+/// A task with its image and its queue's inbox. The thread refers to the image only through its
+/// jobs: if an idle thread kept the image open, nobody else could lock it.
 #[derive(Debug)]
 struct DiskJob {
     task: Task,
@@ -126,7 +126,7 @@ impl State {
         }
     }
 
-    /// Takes the first job as [`Self::take`] does, and notes it as under way.
+    /// Takes the first job as [`Self::take`] does, and records it as under way.
     fn take_up(&mut self) -> Option<(DiskJob, Vec<DiskJob>)> {
         let taken = self.take();
         self.under_way = taken.as_ref().map(|(job, _)| (job.inbox.clone(), job.user_data));
@@ -166,13 +166,13 @@ impl DiskThread {
         }
     }
 
-    /// Sends `task` to the thread, which puts its result into `inbox` under `user_data`. If the
-    /// host cannot start a thread, the worker serves the tasks here, waiting for the disk.
+    /// Sends `task` to the thread, which puts its result into `inbox` with `user_data`. If the host
+    /// cannot start a thread, serves the tasks on this worker, which then waits for the disk.
     pub(crate) fn send(&self, task: Task, inbox: &Arc<Inbox>, user_data: u64) {
         let mut state = self.shared.lock();
         state.push(DiskJob { task, image: self.image.clone(), inbox: inbox.clone(), user_data });
         if std::mem::replace(&mut state.is_running, true) {
-            // One wake-up is enough for all tasks that come before the thread looks again.
+            // One wake-up suffices for all tasks that come before the thread runs again.
             let must_wake = std::mem::take(&mut state.is_asleep);
             drop(state);
             if must_wake {
@@ -196,7 +196,7 @@ impl DiskThread {
         starter::spawn(ThreadRole::Disk, thread, move || serve(&shared)).is_ok()
     }
 
-    /// Serves the tasks in the place of the thread, until there are none or a thread starts. One
+    /// Serves the tasks instead of the thread, until there are none or a thread starts. Only one
     /// worker does so at a time, and no thread beside it: `guard.rs` relies on the tasks of a disk
     /// being served one after another.
     #[cold]
@@ -213,8 +213,8 @@ impl DiskThread {
         }
     }
 
-    /// Takes back a transfer that the thread has not begun: true. A transfer under way ends after
-    /// its present piece, with `ECANCELED` unless that piece was its last.
+    /// Takes back a transfer that the thread has not begun; returns true if so. A transfer under
+    /// way ends after its present piece, with `ECANCELED` unless that piece was its last.
     pub(crate) fn recall(&self, inbox: &Arc<Inbox>, user_data: u64) -> bool {
         let is_it = |of: &Arc<Inbox>, data: u64| data == user_data && Arc::ptr_eq(of, inbox);
         let mut state = self.shared.lock();
@@ -237,7 +237,7 @@ impl Drop for DiskThread {
     }
 }
 
-/// Says once for each image that a worker waits for it, because the host has no thread to give.
+/// Warns, once for each image, that a worker waits for it because the host cannot start a thread.
 pub(crate) fn warn_of_waiting(image: &Image) {
     image.waiting_told.call_once(|| {
         let image = image.path().display();
@@ -258,8 +258,8 @@ impl DiskJob {
         matches!(self.task.op, Op::Read | Op::Write { .. })
     }
 
-    /// Serves the job; the flushes that have `joined` it end with the same result. Between two
-    /// pieces of a long transfer `must_end` is asked whether to stop.
+    /// Serves the job; the flushes in `joined` end with the same result. Calls `must_end` between
+    /// two pieces of a long transfer.
     fn run(mut self, joined: Vec<Self>, (bounce, must_end): (&mut Bounce, &dyn Fn() -> bool)) {
         let result = self.serve(bounce, must_end);
         joined.into_iter().chain([self]).for_each(|job| job.end(result));
@@ -283,14 +283,14 @@ impl DiskJob {
     fn end(self, result: Result<(), Errno>) {
         let Self { task, image, inbox, user_data } = self;
         // Drop the image and the memory before the result is sent. After that the disk may be
-        // dropped and its image opened again, which needs the lock; or guest memory may be given
-        // back, and this thread must not be the last to hold it.
+        // dropped and its image opened again, which needs the lock; or guest memory may be
+        // unmapped, and this thread must not hold the last reference.
         drop((task, image));
         inbox.put(user_data, result.map_or_else(|errno| -errno.raw_os_error(), |()| 0));
     }
 }
 
-/// Sends tasks of a queue without a ring to its disk's thread, and gets their completions.
+/// Sends tasks of a queue without an io_uring to its disk's thread, and receives their completions.
 #[derive(Debug)]
 pub(crate) struct DiskThreadQueue {
     offload: Arc<DiskThread>,
@@ -300,6 +300,8 @@ pub(crate) struct DiskThreadQueue {
 }
 
 impl DiskThreadQueue {
+    /// Makes the sender for a queue.
+    ///
     /// # Errors
     /// As [`Inbox::new`].
     pub(crate) fn new(offload: Arc<DiskThread>) -> Result<Self, Errno> {
@@ -317,12 +319,13 @@ impl DiskThreadQueue {
         self.offload.recall(&self.inbox, u64::from(token))
     }
 
-    /// The eventfd that is written when there is something to reap. Nobody reads it.
+    /// The eventfd that is written when there is something to reap. It is watched edge-triggered,
+    /// and never read.
     pub(crate) fn readiness(&self) -> BorrowedFd<'_> {
         self.inbox.readiness()
     }
 
-    /// Adds to `done` the completions that have come from the thread.
+    /// Adds the completions that the thread has sent to `done`.
     pub(crate) fn reap(&mut self, done: &mut Vec<Completion>) {
         self.inbox.take(&mut self.events);
         done.extend(self.events.drain(..).map(|event| Completion {
@@ -332,7 +335,7 @@ impl DiskThreadQueue {
     }
 }
 
-/// The result of a request, from the number in its event: negative is an errno, as in io_uring.
+/// Converts the number in an event to a result: a negative one is an errno, as in io_uring.
 fn result_of(result: i32) -> Result<(), Errno> {
     if result < 0 { Err(Errno::from_raw_os_error(-result)) } else { Ok(()) }
 }

@@ -1,11 +1,11 @@
-//! `Quota`: how many bytes a queue may copy on its worker's thread before the next queue's turn;
+//! `Quota`: how many bytes a queue may copy on its worker's thread before the next queue's turn.
 //! `Retries`: how often a disk may answer "again". Pure: no clock, no I/O.
 
 /// Bytes of a turn of a queue that continues a transfer in its next turn. Copying them takes some
-/// 15 microseconds from the page cache, some 90 if pages must be allocated. A smaller quota would
-/// give the next queue its turn sooner, but each piece costs a system call.
+/// 15 microseconds from the page cache, some 90 if pages must be allocated. With a smaller quota
+/// the next queue would wait less, but each piece costs a system call.
 pub(crate) const PIECE: u64 = 128 << 10;
-/// Bytes of a turn of a queue that gives the rest to a kernel thread, at twice the cost.
+/// Bytes of a turn of a queue that leaves the rest to a kernel thread, which costs twice as much.
 pub(crate) const BURST: u64 = 256 << 10;
 
 /// The bytes that a queue may still copy in its present turn.
@@ -16,17 +16,18 @@ pub(crate) struct Quota {
 }
 
 impl Quota {
-    /// A quota of `turn` bytes for each turn.
+    /// Makes a quota of `turn` bytes for each turn.
     pub(crate) fn new(turn: u64) -> Self {
         Self { turn, left: turn }
     }
 
-    /// The next turn begins.
+    /// Begins the next turn.
     pub(crate) fn renew(&mut self) {
         self.left = self.turn;
     }
 
-    /// Takes all of `bytes`, or takes nothing and returns false: for a transfer that is not split.
+    /// Charges `bytes` if the quota covers all of them, else charges nothing and returns false: for
+    /// a transfer that is not split.
     pub(crate) fn take(&mut self, bytes: u64) -> bool {
         let fits = bytes <= self.left;
         if fits {
@@ -35,7 +36,8 @@ impl Quota {
         fits
     }
 
-    /// Takes `bytes`, or the rest of the quota if that is less: for a transfer done in pieces.
+    /// Charges `bytes`, or the rest of the quota if that is less; returns that number: for a
+    /// transfer in pieces.
     pub(crate) fn take_part(&mut self, bytes: u64) -> u64 {
         let part = bytes.min(self.left);
         self.left -= part;
@@ -43,8 +45,9 @@ impl Quota {
     }
 }
 
-/// How often in a row a disk may answer a request with `EAGAIN` or `EINTR` before it fails. A try
-/// takes microseconds, so a thousand of them outlast a short lack of memory, and each request ends.
+/// How often in a row a disk may answer a request with `EAGAIN` or `EINTR` before the request
+/// fails. A try takes microseconds, so a thousand of them outlast a short lack of memory, and yet
+/// each request ends.
 const AGAIN_MAX: u32 = 1000;
 
 /// How often in a row the disk has answered a request with `EAGAIN` or `EINTR`.
@@ -54,7 +57,8 @@ pub(crate) struct Retries {
 }
 
 impl Retries {
-    /// Counts an answer `EAGAIN` or `EINTR`. False: there were too many, and the request fails.
+    /// Counts an answer `EAGAIN` or `EINTR`. Returns false if there were too many, so that the
+    /// request must fail.
     pub(crate) fn may_try_again(&mut self) -> bool {
         self.spent += 1;
         self.spent <= AGAIN_MAX
@@ -65,7 +69,7 @@ impl Retries {
         self.spent > 0
     }
 
-    /// Starts the count anew: some bytes of the request were transferred.
+    /// Resets the count, because some bytes of the request were transferred.
     pub(crate) fn renew(&mut self) {
         self.spent = 0;
     }

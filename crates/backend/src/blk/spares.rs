@@ -1,8 +1,8 @@
 //! `Spares`: open file descriptions of an image that no queue uses at present.
 //!
-//! A queue that ends puts its description here, and a queue that starts takes one, so that a guest
-//! that restarts reuses its former ones. Descriptions that no queue takes within [`KEPT`] are
-//! closed, so that an image without a guest keeps none. A thread closes them: on some network file
+//! A queue that ends puts its description here, and a queue that starts takes one: a guest that
+//! restarts reuses its former descriptions. Descriptions that no queue takes within [`KEPT`] are
+//! closed, so that an image without a guest has none. A thread closes them: on some network file
 //! systems `close` waits for the server, and neither a worker nor the control thread may wait.
 
 use crate::sys::starter::{self, ThreadRole};
@@ -10,19 +10,20 @@ use rustix::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// How long descriptions are kept for the next queue.
+/// How long unused descriptions stay open for the next queue.
 const KEPT: Duration = Duration::from_secs(1);
 
-/// The spare descriptions of an image. Those that are left are closed with the image.
+/// The unused descriptions of an image. They are closed with the image.
 #[derive(Debug, Default)]
 pub(super) struct Spares(Arc<Mutex<Shared>>);
 
 #[derive(Debug, Default)]
 struct Shared {
     files: Vec<OwnedFd>,
-    /// The thread that closes them runs. An image has one at most, even if `close` hangs.
+    /// True while the thread that closes them runs. An image has at most one such thread, even if
+    /// `close` hangs.
     has_thread: bool,
-    /// The descriptions are never closed, because this process cannot open new ones.
+    /// True if the descriptions are never closed, because this process cannot open new ones.
     is_kept: bool,
 }
 
@@ -31,7 +32,7 @@ fn lock(shared: &Mutex<Shared>) -> MutexGuard<'_, Shared> {
 }
 
 impl Spares {
-    /// Descriptions that were given to this process: they stay open until the image is dropped.
+    /// For descriptions that another process sent: they stay open until the image is dropped.
     pub(super) fn kept(files: Vec<OwnedFd>) -> Self {
         Self(Arc::new(Mutex::new(Shared { files, is_kept: true, ..Shared::default() })))
     }
@@ -55,7 +56,7 @@ impl Spares {
     }
 }
 
-/// Closes the descriptions that no queue has taken for a while, until none is left.
+/// Closes the descriptions that no queue has taken for [`KEPT`], until none is left.
 fn close(shared: &Mutex<Shared>) {
     loop {
         std::thread::sleep(KEPT);

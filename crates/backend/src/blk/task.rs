@@ -1,5 +1,5 @@
-//! `Task`: the part of a request that is not done yet; `Backlog`: the tasks of a queue that
-//! continue in its next turns.
+//! `Task`: the remaining part of a request. `Backlog`: the tasks of a queue that continue in its
+//! next turns.
 
 use super::quota::{PIECE, Quota, Retries};
 use super::{Completion, Op, Request};
@@ -7,24 +7,24 @@ use manyring_memory::{Pieces, SliceList};
 use rustix::io::Errno;
 use std::collections::VecDeque;
 
-/// The part of a request that is not done yet.
+/// The remaining part of a request.
 #[derive(Debug)]
 pub(crate) struct Task {
     pub(crate) token: u32,
     pub(crate) op: Op,
-    /// The first byte on the disk that is not done.
+    /// Offset on the disk of the first byte that is not done.
     pub(crate) offset: u64,
     /// How many bytes are not done.
     pub(crate) len: u64,
-    /// The slices that are not done. Their memory stays mapped while they are listed here.
+    /// The remaining slices. Their memory stays mapped while they are listed here.
     pub(crate) rest: SliceList,
     pub(crate) retries: Retries,
 }
 
-/// The queue's next step for a task of which a piece was served.
+/// The queue's next step for a task after a piece of it was served.
 #[derive(Debug)]
 pub(crate) enum Step {
-    /// The rest of the task is to be served.
+    /// Serve the rest of the task.
     More,
     /// The task has ended.
     Done(Result<(), Errno>),
@@ -39,7 +39,7 @@ impl Task {
         task
     }
 
-    /// Begins `request`, and reuses the list of slices of an earlier one.
+    /// Starts `request`, and reuses the list of slices of an earlier one.
     pub(crate) fn begin(&mut self, request: &Request, pieces: Pieces<'_>) {
         self.token = request.token;
         self.op = request.op;
@@ -50,12 +50,12 @@ impl Task {
         self.retries = Retries::default();
     }
 
-    /// Takes the task out, to be served elsewhere.
+    /// Returns the task, to be served elsewhere.
     pub(crate) fn take(&mut self) -> Self {
         Self { rest: std::mem::take(&mut self.rest), ..*self }
     }
 
-    /// Notes that `n` more bytes are done.
+    /// Records that `n` more bytes are done.
     pub(crate) fn went_on(&mut self, n: u64) {
         self.rest.advance(usize::try_from(n).unwrap_or(usize::MAX));
         self.offset += n;
@@ -63,7 +63,7 @@ impl Task {
         self.retries.renew();
     }
 
-    /// [`Step::More`], or [`Step::Done`] if nothing is left.
+    /// Returns [`Step::More`], or [`Step::Done`] if nothing is left.
     pub(crate) fn step(&self) -> Step {
         if self.len == 0 { Step::Done(Ok(())) } else { Step::More }
     }
@@ -88,8 +88,8 @@ impl Default for Task {
     }
 }
 
-/// The tasks of a queue that do not fit in one turn, in order. Each turn serves a [`Quota`] of
-/// their bytes. The ring of the queue bounds their number.
+/// The tasks of a queue that do not fit into one turn, in order. Each turn serves [`Quota`] bytes
+/// of them. The queue's ring bounds their number.
 #[derive(Debug)]
 pub(crate) struct Backlog {
     quota: Quota,
@@ -104,7 +104,7 @@ impl Default for Backlog {
 
 impl Backlog {
     /// True if a request of `bytes` may be served at once: no task waits, and the quota of this
-    /// turn covers it. The quota is then taken.
+    /// turn covers it. Then charges the quota.
     pub(crate) fn takes_at_once(&mut self, bytes: u64) -> bool {
         self.tasks.is_empty() && self.quota.take(bytes)
     }
@@ -114,14 +114,15 @@ impl Backlog {
         self.tasks.push_back(task);
     }
 
-    /// Removes the task of a token from the backlog. False: the backlog has no such task.
+    /// Removes the task of a token from the backlog. Returns false if there is no such task.
     pub(crate) fn recall(&mut self, token: u32) -> bool {
         let at = self.tasks.iter().rposition(|task| task.token == token);
         at.and_then(|at| self.tasks.remove(at)).is_some()
     }
 
-    /// Serves as much of the tasks as the turn's quota allows, and ends the turn. `serve` is called
-    /// with a task and the number of its bytes to serve. True if tasks are left for the next turn.
+    /// Serves as much of the tasks as the turn's quota allows, and ends the turn. Calls `serve`
+    /// with a task and the number of its bytes to serve. Returns true if tasks are left for the
+    /// next turn.
     pub(crate) fn run(
         &mut self,
         done: &mut Vec<Completion>,

@@ -2,31 +2,32 @@
 //!
 //! ```text
 //! submit: short read through the page cache -> try preadv2(RWF_NOWAIT) here: a hit costs no round
-//!         trip
+//!                                              trip
 //!         a write through the page cache of a file -> an entry that is refused if it would wait;
-//!         what was refused, or is too long for a turn -> the disk's own thread (`offload.rs`)
+//!         an entry that was refused, or is too long for a turn -> the disk's own thread
+//!                                                                 (`offload.rs`)
 //!         discard, write-zeroes of a file; secure erase -> the disk's own thread
-//!         what O_DIRECT refuses, or a write to a unit of which the thread changes a part
-//!         -> the disk's own thread (`bounce.rs`, `guard.rs`)
+//!         a transfer that O_DIRECT refuses, or a write to a unit that the thread is changing
+//!                                       -> the disk's own thread (`bounce.rs`, `guard.rs`)
 //!         else -> an entry of the ring, submitted once per burst; a long one is forced to a kernel
-//!         thread (IOSQE_ASYNC), and has no more than PIECE_BYTES at a time
+//!                 thread (IOSQE_ASYNC), and has no more than PIECE_BYTES at a time
 //! event:  all bytes -> done;  a part -> the rest again;  EAGAIN, EINTR -> again, for a while
 //!         ECANCELED -> the kernel has no thread at all: served here, waiting for the disk
 //! ```
-//! Measured: a read that the page cache has, served on the worker, is as cheap as an entry of a
-//! batch, and has no latency. A file in memory (tmpfs) does not know `RWF_NOWAIT`, so the kernel
-//! gives every entry to a thread, at 2 to 3 times the cost: it is served as by `file`.
+//! Measured: a read from the page cache, served on the worker, is as cheap as an entry of a batch,
+//! and has no latency. A file in memory (tmpfs) does not support `RWF_NOWAIT`, so the kernel gives
+//! every entry to a thread, at 2 to 3 times the cost: such a file is served as by `file`.
 //!
 //! The kernel copies a transfer through the page cache while the worker submits it, if it can do so
 //! without waiting. Therefore the bytes that are submitted without `IOSQE_ASYNC` count against the
-//! turn of the queue and of the worker, as those that the worker copies itself do. Long transfers,
+//! turn of the queue and of the worker, as bytes do that the worker copies itself. Long transfers,
 //! and those beyond the turn's quota, are copied by a kernel thread. The kernel always gives
-//! `fdatasync` to such a thread. Only a few entries of each disk are with kernel threads at a time
+//! `fdatasync` to such a thread. Kernel threads serve only a few entries of each disk at a time
 //! (`sys/uring/slots.rs`).
 //!
-//! Kernel threads make one write to a file at a time, and the writes of one guest's image could
-//! wait there for those of another's (`offload.rs` says why). So a write to a file that the worker
-//! cannot make without waiting goes to the disk's own thread. The results of that thread come
+//! Kernel threads make one write to a file at a time, and there the writes of one guest's image
+//! could wait for those of another's (`offload.rs` says why). So the disk's own thread makes each
+//! write to a file that the worker cannot make without waiting. The results of that thread come
 //! through the inbox of the worker's ring, as events like all others.
 //!
 //! The kernel is told not to wait while the worker submits, but two kinds of requests wait all the
@@ -35,8 +36,8 @@
 //! itself, since only that guest waits. A worker with several guests leaves them to the kernel's
 //! threads. This was measured to cost 5 to 15 % more CPU for each request at full depth, with the
 //! same number of requests a second, and ten microseconds more if one request is in flight. Before
-//! Linux 6.5 no call tells what the page cache holds. So while a device has recently made the
-//! worker wait, its requests are left to the kernel's threads (`sys/uring/fast.rs`).
+//! Linux 6.5 no call tells whether the page cache holds a range. So while a device has recently
+//! made the worker wait, its requests are left to the kernel's threads (`sys/uring/fast.rs`).
 
 #![allow(unsafe_code, reason = "allow-listed: answers for memory that the kernel has")]
 
@@ -68,16 +69,16 @@ use zeroes::{shared_zeroes, zeroes};
 const PUNCH_HOLE: i32 = 1 | 2;
 /// `FALLOC_FL_KEEP_SIZE | FALLOC_FL_ZERO_RANGE`
 const ZERO_RANGE: i32 = 1 | 16;
-/// At most how many requests past the page cache are submitted at once. The kernel starts none of a
-/// submission before all of it is prepared, so the disk idles during a long one. Measured at a
-/// depth of 32: bursts of 4 reach 0.94 of what fio reaches without a guest, unbounded ones 0.82.
+/// The most direct I/O requests that are submitted at once. The kernel starts none of a submission
+/// before it has prepared all of it, so the disk idles during a long one. Measured at a depth of
+/// 32: bursts of 4 reach 0.94 of the rate of fio without a guest, unbounded ones 0.82.
 const DIRECT_BURST: usize = 4;
-/// A transfer that costs more than copying this many bytes is left to a kernel thread.
+/// A transfer that costs more than copying so many bytes is left to a kernel thread.
 const INLINE_BYTES: u64 = 128 << 10;
-/// Bytes of one entry at most, so that the kernel's few threads take turns among requests.
+/// Most bytes of one entry, so that the kernel's few threads take turns among requests.
 const PIECE_BYTES: u64 = 4 << 20;
-/// How many slices the list of a request keeps room for when it is done. The lists of later tokens,
-/// which only large rings have, keep room for few.
+/// The capacity, in slices, that the list of a finished request keeps. Lists of tokens from
+/// `TOKENS_KEPT` on, which only large rings have, keep little.
 const SLICES_KEPT: usize = 256;
 const TOKENS_KEPT: usize = 1024;
 const SLICES_KEPT_BEYOND: usize = 4;
@@ -86,14 +87,14 @@ const SLICES_KEPT_BEYOND: usize = 4;
 #[derive(Debug)]
 pub struct UringDisk {
     image: Arc<Image>,
-    /// Tells the disk from other disks of the same worker.
+    /// Distinguishes the disk from other disks of the same worker.
     number: u64,
     offload: Arc<DiskThread>,
     zeroes: &'static Mapping,
 }
 
 impl UringDisk {
-    /// Serves `image`.
+    /// Makes a disk that serves `image`.
     ///
     /// # Errors
     /// [`MemoryError::Map`]: the process has no address space left for the zeroes.
@@ -171,7 +172,7 @@ struct UringQueue {
     file: RingFile,
     /// The file description for `fallocate`.
     holder: RingFile,
-    /// Names the queue to the guard of the image.
+    /// The number by which the guard of the image knows the queue.
     name: u64,
     /// The file description on which this queue calls `fdatasync`.
     synced: RingFile,
@@ -186,9 +187,10 @@ struct UringQueue {
     quota: Quota,
     /// Reused for the slices of an entry that is only a piece of its request.
     piece: SliceList,
-    /// The requests by token. Those that are done keep their lists for reuse.
+    /// The requests, indexed by token. A finished request keeps its list of slices for reuse.
     in_flight: Vec<IoInFlight>,
-    /// Tokens that had requests since the last change of guest memory, each once.
+    /// Tokens that had requests since the last change of guest memory, each once: their lists may
+    /// refer to the present memory.
     holders: Vec<u32>,
 }
 
@@ -230,7 +232,7 @@ impl UringQueue {
         self.left(token);
         let entry = &mut self.in_flight[token as usize];
         if entry.close() {
-            // `piece` may still list slices of the same snapshot.
+            // Also release `piece`, which may still list slices of the same memory snapshot.
             self.piece.release();
         }
         if token as usize >= TOKENS_KEPT {
@@ -239,9 +241,10 @@ impl UringQueue {
         }
     }
 
-    /// Gives the rest of a request to the disk's own thread.
+    /// Passes the rest of a request to the disk's own thread.
     fn start_aside(&mut self, token: u32, disk: RingDisk, ring: &mut Ring) {
-        // The thread must never wait for a request that waits for the thread.
+        // First take the request off the guard's list: else the thread would wait for a request
+        // that waits for the thread.
         self.left(token);
         let task = self.task(token);
         let user_data = self.tag | u64::from(token);
@@ -253,7 +256,8 @@ impl UringQueue {
         self.offload.send(task, ring.inbox(), user_data);
     }
 
-    /// The rest of a request as a task for the disk's thread, or for the worker when it must wait.
+    /// Makes a task of the rest of a request, for the disk's thread, or for the worker when it must
+    /// wait.
     fn task(&mut self, token: u32) -> Task {
         let entry = &mut self.in_flight[token as usize];
         Task {
@@ -266,7 +270,7 @@ impl UringQueue {
         }
     }
 
-    /// Gives the io_uring an entry for the next piece of a request.
+    /// Puts an entry for the next piece of a request into the io_uring.
     fn start(&mut self, token: u32, ring: &mut Ring) {
         let disk =
             *self.disk.get_or_insert_with(|| ring.open_disk(self.number, self.image.device()));
@@ -292,9 +296,9 @@ impl UringQueue {
                 } else {
                     entry.rest.as_slices()
                 };
-                // SAFETY: these bytes are listed in `entry.rest`, which neither changes nor lets go
-                // of their snapshot while `is_open`: until the event of this token, or for ever if
-                // this queue is dropped before.
+                // SAFETY: these bytes are listed in `entry.rest`. While `is_open`, the list neither
+                // changes nor drops its memory snapshot: until the event of this token, or for ever
+                // if this queue is dropped before.
                 unsafe {
                     ring.transfer(op, (disk, file), slices, entry.offset, submitter, user_data);
                 }
@@ -306,7 +310,7 @@ impl UringQueue {
             (Stage::Zeroes, _) => {
                 let zeroes = zeroes(self.zeroes, entry.len);
                 let op = FileOp::Write { dsync: false };
-                // SAFETY: our zeroes are mapped for ever.
+                // SAFETY: the zeroes of this process are mapped for ever.
                 unsafe {
                     let file = (disk, self.file);
                     ring.transfer(op, file, &zeroes, entry.offset, submitter, user_data);
@@ -321,7 +325,8 @@ impl UringQueue {
         }
     }
 
-    /// Ends all flushes that the call of the kernel stood for, and starts those that waited for it.
+    /// Ends all flushes that one call of the kernel has served, and starts those that waited for
+    /// it.
     #[cold]
     fn end_flushes(&mut self, result: Done, ring: &mut Ring, done: &mut Vec<Completion>) {
         let mut ended = std::mem::take(&mut self.ended);
@@ -337,7 +342,7 @@ impl UringQueue {
     }
 
     /// Tries to read from the page cache on the worker, by one call. `None`: the read would wait,
-    /// was interrupted by a signal, or was short. The io_uring must read then.
+    /// was interrupted by a signal, or was short; then the io_uring must serve it.
     fn read_cached(&self, request: &Request, pieces: Pieces<'_>) -> Option<Result<(), Errno>> {
         let file = self.image.file();
         match sys::read(file, pieces.as_slices(), request.offset, sys::RWF_NOWAIT) {
@@ -348,7 +353,7 @@ impl UringQueue {
         }
     }
 
-    /// Serves the rest of a request on the worker's thread, waiting for the disk.
+    /// Serves the rest of a request on the worker's thread, which waits for the disk.
     #[cold]
     fn end_here(&mut self, token: u32) -> Result<(), Errno> {
         warn_of_waiting(&self.image);
@@ -356,7 +361,8 @@ impl UringQueue {
         serve_to_the_end(&mut task, &self.image, &mut Bounce::of_worker())
     }
 
-    /// Serves a request on the worker, or gives it to the io_uring or to the disk's thread.
+    /// Serves a request on the worker, or passes it to the io_uring or the disk's thread. Returns
+    /// the result if the request is done.
     fn begin(&mut self, request: &Request, pieces: Pieces<'_>, ring: &mut Ring) -> Option<Done> {
         if request.op == Op::Read && self.reads_here(request.offset, request.len, ring) {
             self.disk.iter().for_each(|disk| ring.calls(*disk));
@@ -453,14 +459,14 @@ impl DiskQueue for UringQueue {
         let result = match step {
             Step::Again if self.in_flight[token as usize].ends_now() => Err(Errno::CANCELED),
             Step::Again => return self.start(token, ring),
-            // If `end_here` made a flush, `Image::synced` has seen its result already.
+            // `end_here` has already passed the result of a flush to `Image::synced`.
             Step::Here => self.end_here(token),
             Step::Done if is_flush => self.image.synced(Ok(())),
             Step::Failed(errno) if is_flush => self.image.synced(Err(errno)),
             Step::Done => Ok(()),
             Step::Failed(errno) => Err(errno),
         };
-        // `EAGAIN` becomes `EIO` only here: `Image::synced` would take `EIO` for a loss of bytes.
+        // Convert `EAGAIN` to `EIO` only now: `Image::synced` would take `EIO` for a loss of bytes.
         let result = result.map_err(|errno| match errno {
             Errno::AGAIN | Errno::INTR => Errno::IO,
             errno => errno,

@@ -1,4 +1,5 @@
-//! `Decorated`: a port around another one. Its [`Decorator`] changes frames, and nothing else.
+//! `Decorated`: a port around another one. Its [`Decorator`] wraps the two halves of each queue
+//! pair; all other calls go to the inner port.
 
 use super::switch::PortCounters;
 use super::tap::TapError;
@@ -10,20 +11,20 @@ use manyring_wire::net::rss::Rss;
 use rustix::io::Errno;
 use std::sync::Arc;
 
-/// The part of a decorated port that differs from its inner port: its two halves and its kind.
+/// The part of a decorated port that differs from its inner port: the halves and the kind.
 pub trait Decorator: Send + Sync + std::fmt::Debug {
-    /// The kind of a decorated port, whose inner port is of kind `inner`.
+    /// Returns the kind of the decorated port, if the inner port has kind `inner`.
     fn kind(&self, inner: &'static str) -> &'static str {
         inner
     }
 
-    /// A sending half that stands before `inner`.
+    /// Wraps a sending half.
     ///
     /// # Errors
     /// The error of a system call that the half needs, such as `eventfd`.
     fn around_tx(&self, inner: Box<dyn PortTx>) -> Result<Box<dyn PortTx>, Errno>;
 
-    /// A receiving half that stands before `inner`.
+    /// Wraps a receiving half.
     ///
     /// # Errors
     /// The error of a system call that the half needs.

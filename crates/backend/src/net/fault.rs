@@ -1,4 +1,5 @@
-//! `fault`: a decorator that makes another port lose or spoil frames, or refuse to take them.
+//! `fault`: a decorator for tests that makes another port lose or corrupt frames, or refuse to take
+//! them.
 
 use super::decorator::{Decorated, Decorator};
 use super::{Frames, Port, PortRx, PortTx, Readiness, Returned, Sent, Stop};
@@ -13,15 +14,15 @@ use std::sync::Arc;
 pub struct FaultOptions {
     /// Every n-th frame that is sent is lost, but reported as sent.
     pub drop_tx_every: u64,
-    /// Every n-th frame that comes is lost.
+    /// Every n-th frame that arrives is lost.
     pub drop_rx_every: u64,
-    /// Every n-th frame that comes has its last byte inverted.
+    /// Every n-th frame that arrives has its last byte inverted.
     pub corrupt_rx_every: u64,
-    /// The port is full before every n-th frame, once; it reports room again at once.
+    /// Before every n-th frame the port is full, once; it reports at once that it has room again.
     pub block_tx_every: u64,
-    /// The host is out of memory before every n-th frame, once.
+    /// Before every n-th frame the host is out of memory, once.
     pub no_memory_every: u64,
-    /// Every n-th attempt to receive fails with `EIO`, and the frame waits.
+    /// Every n-th attempt to receive fails with `EIO`; the frame is received at the next attempt.
     pub recv_error_every: u64,
 }
 
@@ -62,7 +63,7 @@ impl Decorator for FaultOptions {
     }
 }
 
-/// The stops that were already made before the next frame: each is made once.
+/// Which stops were already made before the next frame: each is made once.
 #[derive(Debug, Default)]
 struct Stopped {
     blocked: bool,
@@ -73,19 +74,19 @@ struct Stopped {
 struct FaultTx {
     inner: Box<dyn PortTx>,
     options: FaultOptions,
-    /// Frames that are done with.
+    /// Number of frames that were sent or lost so far.
     done: u64,
     stopped: Stopped,
-    /// The last stop was made by this decorator, and not by the inner port.
+    /// True if this decorator, and not the inner port, made the last stop.
     is_blocked: bool,
-    /// An eventfd that is always writable: the readiness after a stop of this decorator.
+    /// An eventfd that is always writable: the event to wait for after a stop of this decorator.
     ready: OwnedFd,
-    /// One frame on its way to the port.
+    /// Holds one frame, for the inner port.
     pass: Frames,
 }
 
 impl FaultTx {
-    /// Stops before frame number `n`, once for each reason.
+    /// Returns a stop before frame number `n`, once for each reason; `None`: no stop is due.
     fn stop_before(&mut self, n: u64) -> Option<Stop> {
         if is_nth(n, self.options.block_tx_every) && !self.stopped.blocked {
             self.stopped.blocked = true;
@@ -106,7 +107,7 @@ impl FaultTx {
             self.pass.push_as(token, &header, payload, 0, frames.len(index));
         }
         let sent = self.inner.send(&self.pass, 0);
-        // A stored copy of its slices would keep the guest memory of the frame mapped.
+        // Release the copied slices: they would keep the guest memory of the frame mapped.
         self.pass.release();
         sent
     }
@@ -178,8 +179,8 @@ impl PortRx for FaultRx {
             let len = self.inner.recv(buffers)?;
             self.frames += 1;
             if is_nth(self.frames, self.options.drop_rx_every) {
-                // Without this, a port that always has frames would never leave the loop if each
-                // one is lost.
+                // Leave the loop: if each frame is lost and the port always has frames, it would
+                // never end.
                 if self.options.drop_rx_every == 1 {
                     return Err(Errno::AGAIN);
                 }

@@ -1,4 +1,4 @@
-//! `Frames`: a burst of frames. Each has its header in the daemon's memory and its payload in a
+//! `Frames`: a burst of frames. Each frame's header lies in the daemon's memory, its payload in a
 //! guest's.
 
 use super::{FRAMES_MAX, Token};
@@ -9,22 +9,22 @@ use std::ops::Range;
 use std::sync::Arc;
 use zerocopy::transmute;
 
-/// Bytes of a frame that are copied into the burst that passes it on from queue to queue, at most:
-/// shorter frames are copied whole, and their sender is done with them at once.
+/// Most bytes of a frame that are copied into a burst of a switch's channel. A shorter frame is
+/// copied whole, and its sender may reuse its memory at once.
 pub(crate) const INLINE_MAX: usize = 128 - HEADER_SIZE;
-/// Bytes of an Ethernet header without a tag.
+/// Bytes of an Ethernet header without a VLAN tag.
 pub(crate) const ETHERNET: usize = 14;
-/// The token of a frame that was copied whole: its sender is not told when it is delivered.
+/// Token of a frame that was copied whole: its sender is not told of its delivery.
 pub(crate) const DONE: Token = Token::MAX;
 
-/// Whether [`Frames::push_plain`] has added a frame, and whether by a copy.
+/// Whether [`Frames::push_plain`] has added a frame, and whether it has copied the frame whole.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Added {
-    /// Nothing: the frame must be added by [`Frames::push_lent`].
+    /// No frame was added: the caller must use [`Frames::push_lent`].
     Nothing,
-    /// The frame, copied whole: its sender may reuse its memory.
+    /// The frame was copied whole: its sender may reuse its memory.
     Copied,
-    /// The frame, whose memory stays in use until its token comes back.
+    /// The frame was added; its memory stays in use until its token comes back.
     Lent,
 }
 
@@ -50,7 +50,7 @@ pub struct Frames {
 }
 
 impl Frames {
-    /// An empty burst with room for [`FRAMES_MAX`].
+    /// Makes an empty burst with room for [`FRAMES_MAX`] frames.
     ///
     /// # Errors
     /// [`MemoryError::Map`]: the host has no memory for the headers.
@@ -58,7 +58,7 @@ impl Frames {
         Self::with_own(FRAMES_MAX, HEADER_SIZE)
     }
 
-    /// An empty burst with room for one joined frame.
+    /// Makes an empty burst with room for one joined frame (`merge.rs`).
     ///
     /// # Errors
     /// As for [`Self::new`].
@@ -66,7 +66,7 @@ impl Frames {
         Self::with_own(1, HEADER_SIZE + HEAD_SIZE_MAX)
     }
 
-    /// An empty burst that passes frames on from queue to queue, with room for [`FRAMES_MAX`].
+    /// Makes an empty burst for a switch's channel, with room for [`FRAMES_MAX`] frames.
     ///
     /// # Errors
     /// As for [`Self::new`].
@@ -80,11 +80,11 @@ impl Frames {
         Ok(Self { list: Vec::with_capacity(count), slices, own_len })
     }
 
-    /// Adds a joined frame, the only frame of its burst: `header` and `head`, then each of
-    /// `payloads` behind its first `skip` bytes. False if there is no room.
+    /// Adds a joined frame, the only frame of its burst: `header` and `head`, then the bytes of
+    /// each of `payloads` behind the first `skip`. Returns false if there is no room.
     ///
     /// # Panics
-    /// If the burst holds frames of another snapshot.
+    /// If the burst has frames of another memory snapshot.
     pub(crate) fn push_joined<'a>(
         &mut self,
         header: &RawNetHeader,
@@ -105,11 +105,11 @@ impl Frames {
         true
     }
 
-    /// Adds a frame with token 0: `header`, then the `len` bytes that follow the first `skip` bytes
-    /// of `pieces`. False if the burst is full.
+    /// Adds a frame with token 0: `header`, then the `len` bytes of `pieces` that follow the first
+    /// `skip`. Returns false if the burst is full.
     ///
     /// # Panics
-    /// If the burst holds frames of another snapshot.
+    /// If the burst has frames of another memory snapshot.
     #[inline]
     pub fn push(
         &mut self,
@@ -121,7 +121,7 @@ impl Frames {
         self.push_as(0, header, pieces, skip, len)
     }
 
-    /// Adds a frame under this token, as [`Self::push`] does, with the same panic.
+    /// Adds a frame with this token, as [`Self::push`] does. Panics as that does.
     #[inline(always)]
     #[allow(clippy::inline_always, reason = "a rare caller must not make it a call for others")]
     pub fn push_as(
@@ -147,15 +147,15 @@ impl Frames {
         true
     }
 
-    /// True if a frame of `from` can be added by [`Self::push_lent`].
+    /// True if frames of `from` can be added by [`Self::push_lent`].
     pub(crate) fn takes_from(&self, from: &Self) -> bool {
         self.list.len() < FRAMES_MAX && self.slices.is_compatible(&from.slices)
     }
 
-    /// Adds frame `index` of another burst: its header and `head`, the first bytes of the frame as
-    /// they were checked, are copied into the daemon's own memory. A short frame is copied whole.
-    /// The rest of a longer frame stays in the guest's memory; the frame has a token then. False:
-    /// nothing was added, since the burst is full or the frame has no payload.
+    /// Adds frame `index` of another burst. Copies its header and `head`, the first bytes of the
+    /// frame as they were checked, into the daemon's own memory. A short frame is copied whole. The
+    /// rest of a longer frame stays in the guest's memory, and the frame gets a token. Returns
+    /// false, and adds nothing, if the burst is full or the frame has no payload.
     #[inline]
     pub(crate) fn push_lent(&mut self, from: &Self, index: usize, head: &[u8]) -> bool {
         let (count, len) = (self.list.len(), from.len(index));
@@ -188,9 +188,9 @@ impl Frames {
         true
     }
 
-    /// The fast path of [`Self::push_lent`], for a frame in one piece: `admits` sees the copied
-    /// Ethernet header and the header before it, and may refuse them. Unless `may_lend`, only
-    /// frames of at most [`INLINE_MAX`] bytes are added.
+    /// Fast path of [`Self::push_lent`] for a frame in one piece. Calls `admits` with copies of the
+    /// Ethernet header and the virtio-net header; `admits` may refuse the frame. Unless `may_lend`,
+    /// adds only frames of at most [`INLINE_MAX`] bytes.
     #[inline]
     pub(crate) fn push_plain(
         &mut self,
@@ -223,13 +223,15 @@ impl Frames {
         let Some([to_header, to_payload]) = own else { return Added::Nothing };
         to_header.write_array(&header);
         to_payload.copy_from(payload);
-        // Write the checked copy over the payload: the bytes delivered are the ones checked.
+        // Write the checked bytes over the copied payload: the delivered bytes are then the checked
+        // ones.
         to_payload.write_array(&head);
         self.list.push(Frame { slices: start..start + 2, len, token: DONE });
         Added::Copied
     }
 
-    /// The part of [`Self::push_plain`] that copies only the headers of a frame, to `own`.
+    /// The case of [`Self::push_plain`] in which only the headers of a frame are copied, to offset
+    /// `own`.
     #[inline]
     fn push_rest(
         &mut self,
@@ -253,39 +255,39 @@ impl Frames {
         Added::Lent
     }
 
-    /// Drops the first `count` frames. Tokens of those whose senders wait for them are added to
+    /// Drops the first `count` frames. Adds the tokens of those whose senders wait for them to
     /// `passed`. No frame may be added before [`Self::release`].
     pub(crate) fn drop_front(&mut self, count: usize, passed: &mut Vec<Token>) {
         let dropped = self.list.drain(..count.min(self.list.len()));
         passed.extend(dropped.map(|frame| frame.token).filter(|token| *token != DONE));
     }
 
-    /// The tokens of all frames whose senders wait for them.
+    /// Returns the tokens of all frames whose senders wait for them.
     pub(crate) fn tokens(&self) -> impl Iterator<Item = Token> {
         self.list.iter().map(|frame| frame.token).filter(|token| *token != DONE)
     }
 
-    /// Forgets all frames.
+    /// Removes all frames.
     #[inline]
     pub fn clear(&mut self) {
         self.list.clear();
         self.slices.clear();
     }
 
-    /// Forgets all frames, and lets go of the snapshot that they came from.
+    /// Removes all frames, and drops the reference to their memory snapshot.
     pub fn release(&mut self) {
         self.list.clear();
         self.slices.release();
     }
 
-    /// Frames in the burst.
+    /// The number of frames in the burst.
     #[must_use]
     #[inline]
     pub fn count(&self) -> usize {
         self.list.len()
     }
 
-    /// Header and payload of frame `index`, as an iovec.
+    /// Returns header and payload of frame `index`, as an iovec.
     #[must_use]
     #[inline]
     pub fn slices(&self, index: usize) -> &[GuestSlice<'_>] {
@@ -293,15 +295,16 @@ impl Frames {
         self.list.get(index).map_or(&[], |frame| &slices[frame.slices.clone()])
     }
 
-    /// The payload of frame `index`, as the parts of a joined frame are given.
+    /// Returns the payload of frame `index`; `None` if there is no such frame, or if
+    /// [`Self::push_lent`] has copied a part of it.
     #[must_use]
     pub fn payload(&self, index: usize) -> Option<Pieces<'_>> {
         let Frame { slices, .. } = self.list.get(index)?;
         self.slices.pieces(slices.start + 1..slices.end)
     }
 
-    /// The part of frame `index` that lies in the guest's memory, and how many bytes of the frame
-    /// lie before it in the burst's own memory, where [`Self::push_lent`] has copied them.
+    /// Returns the part of frame `index` that lies in the guest's memory, and the number of bytes
+    /// before it, which [`Self::push_lent`] has copied into the burst's own memory.
     pub(crate) fn guest_part(&self, index: usize) -> Option<(usize, Pieces<'_>)> {
         if let Some(payload) = self.payload(index) {
             return Some((0, payload));
@@ -311,26 +314,26 @@ impl Frames {
         Some((own, self.slices.pieces(start + 2..end)?))
     }
 
-    /// The header of frame `index`; zeroes if there is no such frame.
+    /// Returns the header of frame `index`; zeroes if there is no such frame.
     #[must_use]
     pub fn header(&self, index: usize) -> RawNetHeader {
         let bytes = self.slices(index).first().and_then(GuestSlice::read_array);
         bytes.map_or_else(RawNetHeader::default, |bytes: [u8; HEADER_SIZE]| transmute!(bytes))
     }
 
-    /// True if guest memory was cut away under the frames: it reads as zeroes since then.
+    /// True if guest memory under the frames was truncated: it has read as zeroes since then.
     #[must_use]
     pub fn is_broken(&self) -> bool {
         self.slices.is_broken()
     }
 
-    /// The token of frame `index`; 0 if there is no such frame.
+    /// Returns the token of frame `index`; 0 if there is no such frame.
     #[must_use]
     pub fn token(&self, index: usize) -> Token {
         self.list.get(index).map_or(0, |frame| frame.token)
     }
 
-    /// Bytes of frame `index` without its header.
+    /// Returns the length of frame `index` without its header, in bytes.
     #[must_use]
     #[inline]
     pub fn len(&self, index: usize) -> usize {

@@ -1,14 +1,15 @@
-//! `late`: a decorator whose port is done with frames later than `send` returns, in any order.
+//! `late`: a decorator for tests whose port finishes frames later than `send` returns, in any
+//! order.
 //!
 //! ```text
-//! send      keeps each frame for a random number of calls of `reap`; a few pass at once
-//! reap      passes on what has been kept for long enough, and only then reads its bytes
-//! recall    gives back what has not been kept for long enough: its sending has not begun
+//! send      keeps each frame for a random number of calls of `reap`; passes a few at once
+//! reap      passes frames on that were kept for long enough, and only then reads their bytes
+//! recall    returns frames that were not kept for long enough: their sending has not begun
 //! ```
-//! If a device gives the memory of a frame back to its driver too early, the host gets the bytes
-//! that the driver has written there since, and the test fails. The decorator reads no clock. A
-//! port that `tells` has a timer, which only causes calls of `reap`; the effect of a call follows
-//! from the seed.
+//! If a device returns the memory of a frame to its driver too early, the host gets the bytes that
+//! the driver has written there since, and the test fails. The decorator reads no clock. A port
+//! that `tells` has a timer, which only causes calls of `reap`; the effect of a call follows from
+//! the seed.
 
 use super::decorator::{Decorated, Decorator};
 use super::{Frames, Outcome, Port, PortRx, PortTx, Readiness, Returned, Sent, Token};
@@ -26,11 +27,12 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 /// How long frames are kept, and from which seed the delays are drawn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LateOptions {
-    /// The seed of the first half; each further half has the next number as its seed.
+    /// Seed of the first sending half; each further half has the next number.
     pub seed: u64,
-    /// A frame is kept for at most this many calls of `reap`.
+    /// The most calls of `reap` for which a frame is kept.
     pub calls_max: u32,
-    /// A timer makes the port ready when `reap` should be called. If false, the device must poll.
+    /// True if a timer makes the port ready when `reap` should be called; false: the device must
+    /// poll.
     pub tells: bool,
 }
 
@@ -50,36 +52,36 @@ impl LatePort {
         Self::around(port, Late { options, halves, grip: Grip::default() })
     }
 
-    /// A handle by which a test makes the port hold all frames, and release them.
+    /// Returns a handle by which a test makes the port hold all frames, and release them.
     #[must_use]
     pub fn grip(&self) -> Grip {
         self.decorator.grip.clone()
     }
 }
 
-/// Holds the frames of all halves of a port, and lets them go. Clones are the same grip.
+/// Makes the halves of a port hold all frames, and release them. Clones share the setting.
 #[derive(Clone, Debug, Default)]
 pub struct Grip(Arc<Held>);
 
 #[derive(Debug, Default)]
 struct Held {
-    /// No frame is finished while this is set.
+    /// True: no frame is finished.
     holds: AtomicBool,
-    /// No frame can be taken back while this is set, as if its sending had begun.
+    /// True: no frame can be recalled, as if its sending had begun.
     has_begun: AtomicBool,
-    /// Frames that the halves keep now.
+    /// The number of frames that the halves keep now.
     count: AtomicUsize,
     timers: Mutex<Vec<Weak<OwnedFd>>>,
 }
 
 impl Grip {
-    /// No frame is finished from now on; with `has_begun` none can be taken back either.
+    /// Holds all frames from now on; with `has_begun` they cannot be recalled either.
     pub fn hold(&self, has_begun: bool) {
         self.0.has_begun.store(has_begun, Ordering::SeqCst);
         self.0.holds.store(true, Ordering::SeqCst);
     }
 
-    /// Frames are finished, and can be taken back, again.
+    /// Ends the holding: frames are finished, and can be recalled, again.
     pub fn let_go(&self) {
         self.0.holds.store(false, Ordering::SeqCst);
         self.0.has_begun.store(false, Ordering::SeqCst);
@@ -87,7 +89,7 @@ impl Grip {
         timers.iter().filter_map(Weak::upgrade).for_each(|timer| arm(&timer));
     }
 
-    /// Frames that the port has now.
+    /// The number of frames that the port has now.
     #[must_use]
     pub fn count(&self) -> usize {
         self.0.count.load(Ordering::SeqCst)
@@ -98,12 +100,12 @@ impl Grip {
     }
 }
 
-/// Makes `timer` readable anew after [`CALL_NS`].
+/// Has `timer` become readable once more, after [`CALL_NS`].
 fn arm(timer: &OwnedFd) {
     let never = Timespec { tv_sec: 0, tv_nsec: 0 };
     let once =
         Itimerspec { it_interval: never, it_value: Timespec { tv_sec: 0, tv_nsec: CALL_NS } };
-    // This fails only for an invalid time.
+    // An error is impossible: the time is valid.
     let _ = timerfd_settime(timer, TimerfdTimerFlags::empty(), &once);
 }
 
@@ -111,13 +113,13 @@ fn arm(timer: &OwnedFd) {
 #[derive(Debug)]
 pub struct Late {
     options: LateOptions,
-    /// How many sending halves were made: each gets its own seed.
+    /// The number of sending halves that were made: each gets its own seed.
     halves: AtomicU64,
     grip: Grip,
 }
 
 impl Late {
-    /// A sending half that stands before `inner`.
+    /// Wraps a sending half.
     ///
     /// # Errors
     /// The error of `timerfd_create`.
@@ -155,7 +157,7 @@ impl Decorator for Late {
     }
 }
 
-/// A frame that is kept. Its bytes stay in the driver's memory until it is passed on.
+/// A kept frame. Its bytes stay in the driver's memory until the frame is passed on.
 #[derive(Debug)]
 struct Kept {
     token: Token,
@@ -168,18 +170,18 @@ struct Kept {
 #[derive(Debug)]
 struct LateTx {
     inner: Box<dyn PortTx>,
-    /// Not more than a ring has entries: each frame has a token of its own.
+    /// At most as many as a ring has entries: each frame has a token of its own.
     frames: Vec<Kept>,
     random: u64,
     calls_max: u32,
-    /// One frame on its way to the port.
+    /// Holds one frame, for the inner port.
     pass: Frames,
     timer: Option<Arc<OwnedFd>>,
     grip: Grip,
 }
 
 impl LateTx {
-    /// A number below `end` (Steele and Lea's splitmix64).
+    /// Returns a pseudo-random number below `end` (Steele and Lea's splitmix64).
     fn below(&mut self, end: u64) -> u64 {
         self.random = self.random.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mixed = (self.random ^ self.random >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -187,7 +189,7 @@ impl LateTx {
         (mixed ^ mixed >> 31) % end
     }
 
-    /// Arms the timer, unless no frame is kept or the grip holds them all.
+    /// Arms the timer, unless no frame is kept or all are held.
     fn arm(&self) {
         if let Some(timer) = &self.timer
             && !self.frames.is_empty()
@@ -213,13 +215,13 @@ impl LateTx {
         self.grip.0.count.fetch_add(1, Ordering::SeqCst);
     }
 
-    /// Removes the frame at `index` from those that are kept.
+    /// Removes the frame at `index` from the kept frames.
     fn remove(&mut self, index: usize) -> Kept {
         self.grip.0.count.fetch_sub(1, Ordering::SeqCst);
         self.frames.swap_remove(index)
     }
 
-    /// Passes the frame at `index` on. False: the port does not take it now.
+    /// Passes the frame at `index` on. Returns false if the inner port does not take it now.
     fn finish(&mut self, index: usize, done: &mut Vec<Returned>) -> bool {
         let Kept { token, header, payload, len, .. } = &self.frames[index];
         self.pass.clear();
@@ -231,7 +233,7 @@ impl LateTx {
         }
         let token = self.remove(index).token;
         let outcome = match sent {
-            // The inner port reports this frame later.
+            // The inner port will report this frame later.
             Sent { later: 1, .. } => return true,
             Sent { refused: 1, .. } | Sent { misplaced: 1, .. } => Outcome::Refused,
             Sent { down: 1, .. } => Outcome::Down,

@@ -1,41 +1,43 @@
-//! `Merger`: decides which frames of a burst leave joined, as one long frame.
+//! `Merger`: decides which frames of a burst are sent as one long, *joined* frame.
 //!
-//! A frame costs the host about the same whatever its length, so a host that can cut long frames is
-//! given long ones. No frame waits for others to come: only frames of one burst are joined.
+//! Sending a frame costs the host about the same whatever its length. So if the host can segment
+//! long frames, it gets long ones. No frame waits for later ones: only frames of one burst are
+//! joined.
 //! ```text
 //! plan:   each frame of the burst, in order: does it continue an open group? it joins that group
 //!         else it begins a group, and closes an open group of its own flow, so that no frame
 //!         overtakes another of its flow; a frame whose flow is not known closes all groups
 //! send:   group by group, in the order of their first frames; a group of one is the frame itself
 //! ```
-//! Frames of one flow leave in order; frames of different flows may overtake each other.
+//! Frames of one flow are sent in order; frames of different flows may overtake each other.
 //! [`manyring_wire::net::head`] decides which frames can be joined, and makes the headers of the
 //! joined frame. The headers of the guest's frames are copied once and checked, and sent from the
-//! daemon's own memory. The payload is sent from guest memory, or gathered first if it lies in
-//! short pieces ([`super::tap`]).
+//! daemon's own memory. The payload is sent from guest memory, or copied together first if it lies
+//! in short pieces ([`super::tap`]).
 //!
 //! The device offers a burst again until all of it is taken. The frames reported as taken must be
-//! the first ones of what was offered ([`super::Sent::taken`]), so the merger remembers which later
-//! frames have left already.
+//! the first ones of those offered ([`super::Sent::taken`]), so the merger remembers which later
+//! frames it has sent already.
 
 use super::{Frames, Merged};
 use manyring_memory::copy_from_slices;
 use manyring_wire::net::head::{HEAD_SIZE_MAX, Head, Joined, Kind};
 use manyring_wire::net::{HDR_F_NEEDS_CSUM, HDR_GSO_NONE};
 
-/// Open groups at a time: if more flows alternate in a burst, the oldest group is closed.
+/// The most open groups: if more flows alternate in a burst, the oldest group is closed.
 const OPEN_MAX: usize = 8;
-/// After this many planned bursts in a row without a joined frame, only some bursts are planned.
+/// After so many planned bursts in a row without a joined frame, only some bursts are planned.
 const VAIN_MAX: u32 = 8;
-/// How many frames ahead of the one that is parsed the merger prefetches a frame's cache line.
+/// The merger prefetches the cache line of the frame that is so many frames ahead of the parsed
+/// one.
 const LOOK_AHEAD: usize = 2;
-/// One burst in this many is planned then: parsing costs some 50 ns for each frame.
+/// Only one burst in this many is planned then, since parsing costs some 50 ns for each frame.
 const LOOK_EVERY: u32 = 16;
 
-/// Frames that leave as one.
+/// Frames that are sent as one.
 #[derive(Debug)]
 pub(super) struct MergeGroup {
-    /// Bit n is frame n of the burst.
+    /// The frames of the group: bit n is frame n of the burst.
     pub(super) parts: u64,
     joined: Option<Joined>,
 }
@@ -47,7 +49,7 @@ impl MergeGroup {
     }
 }
 
-/// The indexes of the set bits, the lowest first.
+/// Returns the indexes of the set bits, the lowest first.
 pub(super) fn bits(mut of: u64) -> impl Iterator<Item = usize> {
     std::iter::from_fn(move || {
         let at = of.trailing_zeros();
@@ -59,28 +61,28 @@ pub(super) fn bits(mut of: u64) -> impl Iterator<Item = usize> {
 /// Joins consecutive frames of a flow, for a port whose host segments long frames again.
 #[derive(Debug)]
 pub(super) struct Merger {
-    /// Kinds of joined frames that the port does not cut.
+    /// Kinds of joined frames that the host refuses to segment.
     refused: Vec<Kind>,
     groups: Vec<MergeGroup>,
-    /// The groups that may grow: indexes into `groups`, the oldest first.
+    /// The groups to which frames can be added: indexes into `groups`, the oldest first.
     open: Vec<usize>,
     /// The group to be sent next.
     next: usize,
-    /// The frame from which the plan goes on, if the device offers the rest of the burst from
-    /// there. `None`: there is no plan. `usize::MAX`: the rest must be planned anew.
+    /// The first frame of the present plan, if the device offers the rest of the burst from there.
+    /// `None`: there is no plan. `usize::MAX`: the rest must be planned again.
     first: Option<usize>,
-    /// Which frames of the burst have left: bit n is frame n.
+    /// Which frames of the burst were sent: bit n is frame n.
     left: u64,
-    /// Planned bursts in a row in which no frames were joined.
+    /// Number of planned bursts in a row in which no frames were joined.
     vain: u32,
-    /// Bursts that were not planned since the last one that was.
+    /// Number of bursts since the last planned one.
     passed_over: u32,
     /// The joined frame that is being sent.
     joined: Option<Frames>,
 }
 
 impl Merger {
-    /// A merger for a port that segments TCP, and UDP as well if `cuts_udp`.
+    /// Makes a merger for a port that segments TCP, and UDP as well if `cuts_udp`.
     pub(super) fn new(cuts_udp: bool) -> Self {
         let refused = if cuts_udp { vec![] } else { vec![Kind::Udp4, Kind::Udp6] };
         Self {
@@ -96,8 +98,8 @@ impl Merger {
         }
     }
 
-    /// Plans the rest of a burst, from frame `first` on, unless it is planned already. False if
-    /// there is nothing to join: the frames leave one by one, as if there were no merger.
+    /// Plans the rest of a burst, from frame `first` on, unless it is planned already. Returns
+    /// false if there is nothing to join: the frames are then sent one by one, as without a merger.
     #[inline]
     pub(super) fn plan(&mut self, frames: &Frames, first: usize) -> bool {
         if first == 0 {
@@ -120,7 +122,7 @@ impl Merger {
     }
 
     /// True if the burst should be planned: one of its first two frames may be joined. After many
-    /// bursts that were planned in vain, only one burst in [`LOOK_EVERY`] is.
+    /// bursts without joined frames, only one burst in [`LOOK_EVERY`] is planned.
     #[inline]
     fn looks(&mut self, frames: &Frames) -> bool {
         let is_candidate = |index: usize| {
@@ -190,8 +192,8 @@ impl Merger {
         self.groups.get(self.next)
     }
 
-    /// The joined frame of the next group. `None`: the host has no memory for its headers, and the
-    /// frames of the group must be sent one by one.
+    /// Returns the joined frame of the next group. `None`: the host has no memory for its headers,
+    /// and the frames of the group must be sent one by one.
     pub(super) fn next_joined(&mut self, frames: &Frames) -> Option<&Frames> {
         let Self { groups, next, joined: out, .. } = self;
         let MergeGroup { joined: Some(joined), parts } = groups.get(*next)? else { return None };
@@ -205,21 +207,23 @@ impl Merger {
         let payloads = bits(*parts).filter_map(|index| frames.payload(index));
         out.clear();
         let has_room = out.push_joined(&header, &head[..size], (size, payloads));
-        // If a payload were missing, the headers would claim more bytes than the joined frame has.
+        // A missing payload is an error: the headers would claim more bytes than the joined frame
+        // has.
         (has_room && out.len(0) == size + joined.payload()).then_some(&*out)
     }
 
-    /// Notes that these frames of the burst have left.
+    /// Records that these frames of the burst were sent.
     pub(super) fn note_left(&mut self, parts: u64) {
         self.left |= parts;
     }
 
-    /// Advances to the group after the next one, which was sent or lost.
+    /// Advances to the next group, after this one was sent or lost.
     pub(super) fn go_on(&mut self) {
         self.next += 1;
     }
 
-    /// The port refuses joined frames of the next group's kind: joins none of them from now on.
+    /// Records that the port refuses joined frames of the next group's kind: none of that kind is
+    /// made any more.
     pub(super) fn refuse(&mut self) {
         if let Some(MergeGroup { joined: Some(joined), .. }) = self.next() {
             let kind = joined.first().kind();
@@ -228,28 +232,28 @@ impl Merger {
         }
     }
 
-    /// How many frames in a row have left, from `first` on. If the plan `holds`, it applies when
-    /// the frames after these are offered; else they are planned anew then.
+    /// Returns how many frames in a row were sent, from `first` on. If the plan `holds`, it is used
+    /// when the device offers the frames after these; else these are planned again.
     pub(super) fn taken(&mut self, first: usize, count: usize, holds: bool) -> usize {
         let taken = (self.left >> first).trailing_ones() as usize;
         let is_over = first + taken >= count;
-        // No burst begins at `usize::MAX`: `plan` makes a new plan for the rest.
+        // `usize::MAX` equals no index, so `plan` makes a new plan for the rest.
         self.first = (!is_over).then_some(if holds { first + taken } else { usize::MAX });
         taken
     }
 
-    /// Which frames, of those from `first` on, have left: bit n is frame n of the burst.
+    /// Returns which frames from `first` on were sent: bit n is frame n of the burst.
     pub(super) fn ahead(&self, first: usize) -> u64 {
         let behind = u32::try_from(first).ok().and_then(|first| u64::MAX.checked_shl(first));
         self.left & behind.unwrap_or(0)
     }
 
-    /// The counts for a group that has left as one frame.
+    /// Returns the counts for a group that was sent as one frame.
     pub(super) fn spared(group: &MergeGroup) -> Merged {
         Merged { packets: group.parts.count_ones() as usize, frames: 1 }
     }
 
-    /// Lets go of the snapshot of guest memory that the joined frame refers to.
+    /// Drops the joined frame's reference to guest memory.
     pub(super) fn release(&mut self) {
         if let Some(joined) = &mut self.joined {
             joined.release();

@@ -3,15 +3,15 @@
 //! The lifecycle of a port queue:
 //! 1. [`Port::open_tx`] and [`Port::open_rx`] make the halves of pair `index`; each is owned by the
 //!    worker that runs its virtqueue, and may move to another worker with it.
-//! 2. [`Port::set_attached`] lets the host use the pair, or not, as the guest does
+//! 2. [`Port::set_attached`] tells the host whether to use the pair, as the guest does
 //!    (`VIRTIO_NET_CTRL_MQ_VQ_PAIRS_SET`, virtio 1.3 §5.1.6.5.6).
-//! 3. [`PortTx::send`] takes a burst of frames, in order, and says how many it has taken and why it
-//!    stopped. Most ports are done with a frame then. A port that goes on using the memory of a
-//!    frame says so in [`Sent::later`], and returns the frame by [`PortTx::reap`].
-//! 4. [`PortRx::incoming`] says how frames come. Frames that lie in memory are lent: the device
-//!    copies them into guest buffers, then [`PortRx::release`] gives them back. All others are
-//!    read: [`PortRx::recv`] puts one frame straight into guest buffers.
-//! 5. A half that would block says by `readiness` what to wait for.
+//! 3. [`PortTx::send`] takes a burst of frames, in order, and returns how many it has taken and why
+//!    it stopped. Most ports have then finished these frames. A port that still uses the memory of
+//!    a frame reports it in [`Sent::later`], and returns the frame by [`PortTx::reap`].
+//! 4. [`PortRx::incoming`] tells how to get frames. A port lends frames that lie in memory: the
+//!    device copies them into guest buffers, then [`PortRx::release`] returns them. Other frames
+//!    are read: [`PortRx::recv`] puts one frame straight into guest buffers.
+//! 5. If a half would block, its `readiness` names the event to wait for.
 //!
 //! Workers call the halves, and never [`Port`] itself. A method of `Port` that may block (on the
 //! host's network lock) says so. The control thread calls the other methods, which therefore must
@@ -45,24 +45,24 @@ use std::sync::Arc;
 use tap::TapError;
 use tap::lent::Lent;
 
-/// Frames of one burst at most.
+/// The most frames of one burst.
 pub const FRAMES_MAX: usize = 64;
-/// Frames of a group. The chains of a group are published while the rest of the burst goes on, so
-/// that a driver that polls gets its first buffers back early.
+/// Frames of a group. The chains of a group are published while the rest of the burst is being
+/// sent, so that a driver that polls gets its first buffers back early.
 pub const GROUP_FRAMES: usize = 16;
-/// Bytes after which a group ends too: a long frame costs the host as much as forty short ones.
+/// A group also ends after so many bytes: a long frame costs the host as much as forty short ones.
 pub const GROUP_BYTES: usize = 256 << 10;
 const _: () = assert!(FRAMES_MAX <= u64::BITS as usize, "`Sent::lost` has a bit for each");
 
-/// The frames that the host keeps from a port, or from the network, whatever the guest's own filter
-/// asks for. By default none.
+/// Frames that the host withholds from a port, or from the network, whatever the guest's own filter
+/// allows. By default none.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct HostFilter {
-    /// The only unicast address whose frames reach the port; `None`: frames to any do.
+    /// The only unicast address whose frames reach the port; `None`: frames to every address do.
     pub only_to: Option<MacAddress>,
-    /// The only address that the guest may send as; `None`: any.
+    /// The only source address with which the guest may send; `None`: any.
     pub only_from: Option<MacAddress>,
-    /// Of the frames to groups, only those that the host has joined by itself reach the port.
+    /// True if only those multicast frames reach the port whose group the host itself has joined.
     pub lacks_groups: bool,
 }
 
@@ -105,7 +105,7 @@ pub trait Port: Send + Sync + std::fmt::Debug {
     /// The kind of port: `tap`, `macvtap`, `xdp`, `switch`, `null`.
     fn kind(&self) -> &'static str;
 
-    /// The name of the host's interface, if the port is one.
+    /// The name of the host's interface; `None`: the port is no interface.
     fn interface(&self) -> Option<&str> {
         None
     }
@@ -113,53 +113,54 @@ pub trait Port: Send + Sync + std::fmt::Debug {
     /// How many queue pairs the port has.
     fn queue_pairs(&self) -> usize;
 
-    /// The offloads that the port accepts from a guest's frames: partial checksums, large segments.
+    /// The offloads that guests may use in frames that they send: partial checksums, large
+    /// segments.
     fn taken(&self) -> Offloads;
 
-    /// The offloads that the port can use in frames for a guest that accepts them.
+    /// The offloads that the port can use in frames to a guest that accepts them.
     fn given(&self) -> Offloads;
 
-    /// The MTU of the host's interface in bytes, if the port has an interface.
+    /// The MTU of the host's interface in bytes; `None`: the port is no interface.
     fn mtu(&self) -> Option<u16>;
 
-    /// How many frames may wait for the guest in the host's queues; `None`: the port has no such
-    /// queues. Does not block.
+    /// Returns how many frames may wait for the guest in the host's queues; `None`: the port has no
+    /// such queues. Does not block.
     fn room(&self) -> Option<RoomInfo> {
         None
     }
 
-    /// The sending half of pair `index`.
+    /// Makes the sending half of pair `index`.
     ///
     /// # Errors
     /// `EINVAL`: the port has no such pair. Any other: the host lacks a resource for the half
     /// (`EMFILE`: a file descriptor; `ENOMEM`: memory).
     fn open_tx(&self, index: usize) -> Result<Box<dyn PortTx>, Errno>;
 
-    /// The receiving half of pair `index`.
+    /// Makes the receiving half of pair `index`.
     ///
     /// # Errors
     /// As for [`Self::open_tx`].
     fn open_rx(&self, index: usize) -> Result<Box<dyn PortRx>, Errno>;
 
-    /// Delivers frames with these offloads only from now on. May block.
+    /// Restricts the offloads of delivered frames to these, from now on. May block.
     ///
     /// # Errors
-    /// The error of the host, which cannot deliver such frames, or cannot stop delivering them.
+    /// The host cannot deliver such frames, or cannot stop delivering them.
     fn set_offloads(&self, offloads: Offloads) -> Result<(), Errno>;
 
-    /// Lets the host use pair `index`, or not. Has no effect if nothing changes. May block.
+    /// Tells the host whether to use pair `index`. Has no effect if nothing changes. May block.
     ///
     /// # Errors
     /// `EINVAL`: the port has no such pair. Any other: the host cannot attach or detach the pair.
     fn set_attached(&self, index: usize, attached: bool) -> Result<(), Errno>;
 
-    /// True if the port can deliver each frame by the pair that the guest's hash chooses.
+    /// True if the port can choose the pair of each frame by the guest's hash.
     fn can_hash(&self) -> bool {
         false
     }
 
-    /// Delivers each frame by the pair that `rss` chooses from now on (virtio 1.3 §5.1.6.5.6.4);
-    /// `None`: the port chooses. All pairs that `rss` names are attached. May block.
+    /// Has the port choose the pair of each frame by `rss` from now on (virtio 1.3 §5.1.6.5.6.4);
+    /// `None`: by its own rules. All pairs that `rss` names must be attached. May block.
     ///
     /// # Errors
     /// `EOPNOTSUPP`: the port cannot ([`Self::can_hash`]). Any other: the host refuses it.
@@ -167,72 +168,74 @@ pub trait Port: Send + Sync + std::fmt::Debug {
         if rss.is_some() { Err(Errno::OPNOTSUPP) } else { Ok(()) }
     }
 
-    /// The frames that the host keeps from the guest.
+    /// Returns the frames that the host withholds from the guest.
     fn host_filter(&self) -> HostFilter {
         HostFilter::default()
     }
 
-    /// True if frames that are tagged with this VLAN can reach the guest.
+    /// True if frames with the tag of this VLAN can reach the guest.
     fn carries_vlan(&self, id: u16) -> bool {
         let _ = id;
         true
     }
 
-    /// Sets the host's MTU. May block.
+    /// Sets the MTU of the host's interface. May block.
     ///
     /// # Errors
-    /// `EOPNOTSUPP`: the port has no interface in this namespace. Any other: the host refuses it.
+    /// `EOPNOTSUPP`: the port has no interface in this network namespace. Any other: the host
+    /// refuses it.
     fn set_mtu(&self, mtu: u16) -> Result<(), Errno>;
 
-    /// Shows the host whether the guest's link is up, if the port can show it. May block.
+    /// Shows the host whether the guest's link is up, if the port can do that. May block.
     fn set_link(&self, up: bool);
 
-    /// True if `event` may mean that the port's interface has gone, or has come back.
+    /// True if `event` may mean that the port's interface was deleted, or created again.
     fn heeds(&self, event: &LinkEvent) -> bool {
         let _ = event;
         false
     }
 
-    /// False if the interface is in another namespace, and its deletion is not reported here.
+    /// False if the interface is in another network namespace, from which no deletion is reported.
     fn is_reported(&self) -> bool {
         true
     }
 
-    /// False if another process owns the interface, and logs its deletion and its return.
+    /// False if another process owns the interface, and logs that it was deleted or created again.
     fn is_own(&self) -> bool {
         true
     }
 
-    /// True if the host's interface was deleted. From then on the port only remembers what it is
-    /// told (pairs in use, offloads, MTU, link) until [`Self::join_again`] succeeds. May block.
+    /// True if the host's interface was deleted. From then on the port only stores settings (pairs
+    /// in use, offloads, MTU, link) until [`Self::join_again`] succeeds. May block.
     fn is_gone(&self) -> bool {
         false
     }
 
-    /// Joins an interface that has the name of the one that has gone, with the settings that the
-    /// port was opened with. The host uses no pair of it yet, and delivers no offloads. Halves that
-    /// are open lead to the new interface then. No worker may wait for their readiness during this
+    /// Opens the interface that was created in place of a deleted one of the same name, with the
+    /// settings of the first opening. The host uses none of its pairs and no offloads yet. Halves
+    /// that are open then use the new interface. No worker may wait for their readiness during this
     /// call, which may block.
     ///
     /// # Errors
-    /// [`TapError::HandedIn`]: this can never be done. Any other: the interface is not there yet,
-    /// or is not as the port needs it.
+    /// [`TapError::HandedIn`]: this port can never do it. Any other: the interface does not exist
+    /// yet, or does not suit.
     fn join_again(&self) -> Result<(), TapError> {
         Ok(())
     }
 
-    /// Copies of the interface's queues, for a process that serves them in the place of this one,
-    /// which still makes all calls that set something. `None`: the port is no interface, so any
-    /// process can make its own. May block.
+    /// Returns copies of the interface's queues, for another process that serves them. This process
+    /// still makes all calls that change settings. `None`: the port is no interface, so any process
+    /// can make its own port. May block.
     ///
     /// # Errors
-    /// `EMFILE`, `ENFILE`: the host has no file descriptor.
+    /// `EMFILE`, `ENFILE`: no descriptor is free.
     fn lend(&self) -> Option<Result<Lent, Errno>> {
         None
     }
 
-    /// Closes the copies of what [`Self::lend`] gave, and tells whether every other process has
-    /// done so too. Only of what must not be lent again before. May block.
+    /// Closes this process's copies from [`Self::lend`]; returns true if every other process has
+    /// closed its copies, too. Before that, the caller must not lend again. Only some kinds of
+    /// ports need this. May block.
     ///
     /// # Errors
     /// The host cannot tell.
@@ -240,19 +243,19 @@ pub trait Port: Send + Sync + std::fmt::Debug {
         Ok(true)
     }
 
-    /// Restores the settings of the interface, because the process that was to take it over for
-    /// good has ended. May block.
+    /// Restores the settings of the interface, because the process that was to take it over has
+    /// died. May block.
     fn keep(&self) {}
 
-    /// The counters of the port; `None`: the port belongs to no switch.
+    /// The counters of the port; `None`: it is no port of a switch.
     fn counted(&self) -> Option<&switch::PortCounters> {
         None
     }
 
-    /// Sends one frame (without a header) towards the host, as if the guest had. May block.
+    /// Sends one frame (without a virtio-net header) to the host, as if the guest had. May block.
     ///
     /// # Errors
-    /// The error of the host, which did not take the frame: its interface is full, down or gone.
+    /// The host did not take the frame: its interface is full, down or deleted.
     fn transmit(&self, frame: &[u8]) -> Result<(), Errno>;
 }
 
@@ -261,56 +264,58 @@ pub trait Port: Send + Sync + std::fmt::Debug {
 pub enum Stop {
     /// The port is full: wait for its readiness.
     Blocked,
-    /// The host has no memory for a frame now: try again a little later.
+    /// The host has no memory for a frame now: retry a little later.
     NoMemory,
 }
 
-/// How many frames of a burst, from the first one offered, were taken, and how they ended.
+/// The result of [`PortTx::send`]: how many of the offered frames were taken, and how they ended.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Sent {
-    /// Frames that were taken, in order: sent, refused or lost. The other frames were not touched.
+    /// The number of frames that were taken, in order: sent, refused or lost. Later frames were not
+    /// touched.
     pub taken: usize,
     /// Of the frames taken, those whose memory the port still uses: bit n is frame n of the burst.
     /// Each comes back by [`PortTx::reap`] or [`PortTx::recall`] with its token and its outcome.
-    /// The driver must not get the memory of a frame back before the frame has come back.
+    /// Until then the device must not return its memory to the driver.
     pub later: u64,
-    /// Of the frames taken, those that the host refused (a header it finds wrong).
+    /// Of the frames taken, the number that the host refused (for an invalid header).
     pub refused: usize,
-    /// Of the frames taken, those that the port refused for the place of their partial checksum
-    /// ([`PortTx::checks_place`]).
+    /// Of the frames taken, the number that the port refused for the offset of their partial
+    /// checksum ([`PortTx::checks_place`]).
     pub misplaced: usize,
-    /// Of the frames taken, those that are lost because the host's interface is down or gone.
+    /// Of the frames taken, the number that are lost because the host's interface is down or
+    /// deleted.
     pub down: usize,
-    /// Of the frames taken, those that are lost because their memory was cut away (`EFAULT`).
+    /// Of the frames taken, the number that are lost because their memory was truncated (`EFAULT`).
     pub faulted: usize,
     /// Which frames were refused, misplaced, down or faulted: bit n is frame n of the burst.
     pub lost: u64,
-    /// Of the frames taken, those that left as parts of longer ones, and how many longer ones.
+    /// Of the frames taken, those that were sent as parts of longer ones.
     pub merged: Merged,
-    /// Flows of the burst whose frames the host sends to this pair from now on, and sent to another
-    /// one before.
+    /// Number of flows in the burst that the host from now on sends to this pair, and before sent
+    /// to another one.
     pub steered: usize,
-    /// Frames after those taken that have left already, as parts of longer ones: bit n is frame n
+    /// Frames after those taken that were sent already, as parts of longer ones: bit n is frame n
     /// of the burst. They count as taken when the frames before them are taken. If the rest of the
-    /// burst is given up, they must not be counted as dropped.
+    /// burst is dropped, they must not be counted as dropped.
     pub ahead: u64,
     /// Why the rest was not taken; `None`: the rest may be offered again at once. A port that needs
     /// a system call for each frame returns after [`GROUP_FRAMES`] frames or [`GROUP_BYTES`] bytes.
     pub stop: Option<Stop>,
 }
 
-/// Frames of a guest that left as parts of longer ones.
+/// Counts of a guest's frames that were sent as parts of longer ones.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Merged {
-    /// Frames of the guest.
+    /// Number of the guest's frames.
     pub packets: usize,
-    /// Longer frames that they left as.
+    /// Number of longer frames in which they were sent.
     pub frames: usize,
 }
 
 impl Sent {
-    /// Adds `one`, the result of sending frame `index` of this burst alone. The caller counts
-    /// `taken`. False: the frame was not taken, and [`Self::stop`] says why.
+    /// Adds `one`, the result of sending frame `index` of this burst alone; the caller counts
+    /// `taken`. Returns false if the frame was not taken; [`Self::stop`] says why.
     pub fn add_one(&mut self, index: usize, one: &Self) -> bool {
         self.refused += one.refused;
         self.misplaced += one.misplaced;
@@ -331,29 +336,29 @@ impl Sent {
 ///
 /// The life of a frame that is [`Sent::later`]:
 /// ```text
-/// send      the port copies what it needs of the burst, since burst and headers are gone when
+/// send      the port copies all that it needs of the burst, since burst and headers are gone when
 ///           `send` returns; the slices of Frames::payload stay mapped until the frame is back
-/// reap      in every turn: the frames that the port is done with, in whatever order
+/// reap      in every turn: returns the frames that the port has finished, in whatever order
 /// recall    before the driver gets its memory back: frames that the port has not begun to send
 ///           come back at once, the others by `reap`, within the time that a burst takes
 /// ```
 pub trait PortTx: Send + std::fmt::Debug {
     /// Sends `frames` from index `first` on, in order: all of them, or one group, after which the
-    /// driver should see its chains. A port that takes not even one frame names the reason in
-    /// [`Sent::stop`].
+    /// driver should get its buffers back. If the port takes no frame at all, [`Sent::stop`] has
+    /// the reason.
     fn send(&mut self, frames: &Frames, first: usize) -> Sent;
 
     /// The event to wait for after [`Stop::Blocked`].
     fn readiness(&self) -> Readiness<'_>;
 
-    /// True if the port refuses frames whose partial checksum lies in what may be judged before it
-    /// is written (`RawHeader::is_in_place`), by the bytes that it passes on. Then the queue need
-    /// not look at the frame before.
+    /// True if the port itself refuses frames whose partial checksum would be written into bytes
+    /// that decide about the frame (`RawHeader::is_in_place`), and checks this on the bytes that it
+    /// passes on. Then the queue need not check the frame before.
     fn checks_place(&self) -> bool {
         false
     }
 
-    /// Adds to `done` the frames that the port has finished since the last call. Called in every
+    /// Adds the frames that the port has finished since the last call to `done`. Called in every
     /// turn of a queue that has frames with the port.
     fn reap(&mut self, done: &mut Vec<Returned>) {
         let _ = done;
@@ -366,51 +371,52 @@ pub trait PortTx: Send + std::fmt::Debug {
         0
     }
 
-    /// Called when the memory of the queue changes, or the queue ends: once the frames that lie in
-    /// the old memory are back, the port must hold no reference to it. Does not block.
+    /// Called when the memory of the queue changes, or the queue ends. Once the frames in the old
+    /// memory are back, the port must not refer to that memory. Does not block.
     fn forget(&mut self) {}
 
     /// An eventfd or timer that becomes readable anew each time that [`Self::reap`] has something.
-    /// The worker watches it while it owns the queue, and never reads it. A port without one is
-    /// asked again every 50 us while it has a frame.
+    /// The worker watches it edge-triggered while it owns the queue, and never reads it. `reap` of
+    /// a port without one is called every 50 us while the port has a frame.
     fn done(&self) -> Readiness<'_> {
         Readiness::Never
     }
 }
 
-/// How a receiving half hands out the frames that have arrived.
+/// How to get the frames that have arrived from a receiving half.
 #[derive(Debug)]
 pub enum Incoming<'a> {
     /// One at a time, by [`PortRx::recv`], which fails with `EAGAIN` if none has arrived.
     Read,
-    /// In memory, the oldest first; an empty list means that none has arrived.
+    /// They lie in memory, the oldest first; an empty list means that none has arrived.
     Lent(&'a Frames),
 }
 
 /// The receiving half of a queue pair. Owned by one thread.
 pub trait PortRx: Send + std::fmt::Debug {
-    /// How the frames that have arrived are handed out. A port that lends frames lends the same
-    /// ones, and more after them, until they are released. The caller copies at most `max` frames
-    /// before it releases them, so the port need not gather more.
+    /// Returns how to get the frames that have arrived. A port that lends frames lends the same
+    /// ones again, and later ones after them, until they are released. The caller copies at most
+    /// `max` frames before it releases them, so the port need not gather more.
     fn incoming(&mut self, max: usize) -> Incoming<'_> {
         let _ = max;
         Incoming::Read
     }
 
-    /// Gives the first `count` lent frames back to the port: the caller has copied or dropped them.
+    /// Returns the first `count` lent frames to the port, after the caller has copied or dropped
+    /// them.
     fn release(&mut self, count: usize) {
         let _ = count;
     }
 
-    /// Receives one frame behind its header into `buffers`; returns the bytes of both. The caller
-    /// gives room for the longest frame: bytes that do not fit are lost without an error. A port
-    /// that lends can be read as well; it counts the frame that was read as released.
+    /// Receives one frame behind its header into `buffers`; returns the length of both. The buffers
+    /// must have space for the longest frame: bytes that do not fit are lost without an error. A
+    /// port that lends frames can be read, too, and then counts the frame as released.
     ///
     /// # Errors
     /// * `EAGAIN`, `EINTR`: no frame has arrived.
-    /// * `EFAULT`: guest memory was cut away under a buffer; the frame is lost.
-    /// * `EINVAL`: the host has no virtio-net header for the frame, which is lost.
-    /// * Any other: the port is down, detached or gone; wait until it is attached again.
+    /// * `EFAULT`: guest memory under a buffer was truncated; the frame is lost.
+    /// * `EINVAL`: the host cannot make a virtio-net header for the frame, which is lost.
+    /// * Any other: the port is down, detached or deleted; wait until it is attached again.
     fn recv(&mut self, buffers: &[GuestSlice]) -> Result<usize, Errno>;
 
     /// The event to wait for after [`Self::recv`] has failed with `EAGAIN`.

@@ -1,4 +1,4 @@
-//! `null`: takes every frame and forgets it; delivers nothing, or the same frame without end.
+//! `null`: takes every frame and drops it; delivers nothing, or the same frame without end.
 
 use super::{Frames, GROUP_FRAMES, Incoming, Port, PortRx, PortTx, Readiness, Sent};
 use manyring_memory::{GuestSlice, Mapping, MemoryError, SliceList, copy_between, in_own_memory};
@@ -6,20 +6,20 @@ use manyring_wire::net::{FRAME_SIZE_MAX, HEADER_SIZE, Offloads, RawNetHeader};
 use rustix::io::Errno;
 use std::sync::Arc;
 
-/// Bytes of the shortest frame that can be generated: Ethernet's minimum without its checksum.
+/// Bytes of the shortest generated frame: Ethernet's minimum without its checksum.
 pub const GENERATED_SIZE_MIN: usize = 60;
 
 /// A port without a host: frames that are sent to it are dropped.
 #[derive(Debug)]
 pub struct NullPort {
     queue_pairs: usize,
-    /// The frame that it delivers; if empty, it delivers nothing.
+    /// The frame that the port delivers; if empty, it delivers nothing.
     generated: Arc<[u8]>,
 }
 
 impl NullPort {
-    /// A port with `queue_pairs` pairs that delivers frames of `generated` bytes as fast as they
-    /// are received; 0: none. Other values are clamped to 60 .. 65,553 bytes.
+    /// Makes a port with `queue_pairs` pairs. It delivers frames of `generated` bytes as fast as
+    /// they are received; 0: none. Other values are clamped to 60 .. 65,553 bytes.
     #[must_use]
     pub fn new(queue_pairs: usize, generated: usize) -> Self {
         let generated = match generated {
@@ -30,8 +30,8 @@ impl NullPort {
     }
 }
 
-/// A frame: broadcast, from a local address, of the type for local experiments, then
-/// bytes that count up.
+/// Makes a frame: broadcast, from a local address, of the type for local experiments, then bytes
+/// that count up.
 fn generate(size: usize) -> Arc<[u8]> {
     const ETHERNET: [u8; 14] =
         [0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x02, 0, 0, 0, 0, 0x01, 0x88, 0xb5];
@@ -109,13 +109,13 @@ impl PortTx for NullTx {
 
 #[derive(Debug)]
 struct NullRx {
-    /// One frame, [`GROUP_FRAMES`] times, each behind a header of zeroes. The
-    /// burst is lent again whenever the device asks.
+    /// One frame, [`GROUP_FRAMES`] times, each behind a header of zeroes. The burst is lent again
+    /// whenever the device asks.
     generated: Option<Frames>,
 }
 
-/// A burst that holds `frame` many times, each time in the same memory, which is not written any
-/// more.
+/// Makes a burst that lists `frame` many times, each time at the same memory, which nobody writes
+/// any more.
 fn lend_always(frame: &[u8]) -> Result<Frames, MemoryError> {
     let memory = Arc::new(Mapping::anonymous(frame.len() as u64)?);
     if let Some(whole) = memory.slice(0, frame.len()) {

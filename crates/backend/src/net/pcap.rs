@@ -1,11 +1,12 @@
-//! `pcap`: a decorator that writes every frame of another port, both ways, to a capture file.
+//! `pcap`: a decorator that writes every frame of another port, in both directions, to a capture
+//! file.
 //!
 //! Frames are copied into a bounded buffer, which a thread writes to the file, so that no worker
-//! waits for a disk: if the buffer is full, a frame passes and is not captured. Frames are captured
-//! as they cross the port: a guest's checksums may be partial, its segments large.
+//! waits for a disk: if the buffer is full, the frame passes without being captured. Frames are
+//! captured as they cross the port: a guest's checksums may be partial, its segments large.
 //!
-//! A process that may write no file sends its records through a socket. Who reads them has
-//! created the file ([`create`]), and writes to it what [`whole`] lets pass.
+//! A process that must not write files sends its records through a socket instead. The process at
+//! the other end creates the file ([`create`]), and writes only whole records to it ([`whole`]).
 
 use super::decorator::{Decorated, Decorator};
 use super::{Frames, Port, PortRx, PortTx, Readiness, Returned, Sent};
@@ -22,47 +23,47 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// Bytes that may wait to be written.
+/// Most bytes that wait to be written.
 const BUFFER_SIZE_MAX: usize = 16 << 20;
-/// How long a drop waits for the last write: a disk that hangs must not hold the process.
+/// How long a drop waits for the last write: a disk that hangs must not block the process.
 const TIMEOUT: Duration = Duration::from_secs(2);
-/// The classic format with nanoseconds.
+/// The classic pcap format with nanoseconds.
 const MAGIC: u32 = 0xa1b2_3c4d;
 const VERSION: [u16; 2] = [2, 4];
-/// Bytes of the longest frame that is captured whole: more than any frame has.
+/// Bytes that are captured of a frame: more than any frame has.
 const SNAPLEN: u32 = 262_144;
 const LINKTYPE_ETHERNET: u32 = 1;
 const RECORD_HEADER_SIZE: usize = 16;
 /// Bytes of the longest record.
 pub const RECORD_SIZE_MAX: usize = RECORD_HEADER_SIZE + SNAPLEN as usize;
 
-/// Bytes that are no record of a capture.
+/// The error for bytes that are no record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("not a record of a capture, after {after} bytes of records")]
 pub struct BadRecord {
-    /// Bytes of the whole records in front of them.
+    /// Length of the whole records before these bytes.
     pub after: usize,
 }
 
-/// Creates the capture file at `path`, or empties it, and writes its header. May block.
+/// Creates the capture file at `path`, or truncates it, and writes its header. May block.
 ///
 /// # Errors
-/// The error of the host.
+/// The file cannot be created or written.
 pub fn create(path: &Path) -> io::Result<File> {
     let mut file = File::create(path)?;
     let mut header = MAGIC.to_le_bytes().to_vec();
     header.extend(VERSION.iter().flat_map(|word| word.to_le_bytes()));
-    // Two words that are always 0: time zone and accuracy.
+    // Two fields that are always 0: time zone and accuracy.
     header.extend([0, 0, SNAPLEN, LINKTYPE_ETHERNET].iter().flat_map(|w| w.to_le_bytes()));
     file.write_all(&header)?;
     Ok(file)
 }
 
-/// How many of `bytes`, which begin with a record, are whole records.
+/// Returns the length of the whole records at the beginning of `bytes`.
 ///
 /// # Errors
-/// [`BadRecord`]: a record is longer than [`RECORD_SIZE_MAX`], has two lengths, or a time that is
-/// none.
+/// [`BadRecord`]: a record is longer than [`RECORD_SIZE_MAX`], its two lengths differ, or its
+/// nanoseconds are a second or more.
 pub fn whole(bytes: &[u8]) -> Result<usize, BadRecord> {
     let mut at = 0;
     while let Some((header, rest)) = bytes[at..].split_first_chunk::<RECORD_HEADER_SIZE>() {
@@ -83,7 +84,7 @@ pub fn whole(bytes: &[u8]) -> Result<usize, BadRecord> {
 /// The state that the halves and the writing thread share.
 #[derive(Debug, Default)]
 struct Capture {
-    /// The file, or the device of a process that has no file, as messages name it.
+    /// The file's path in messages; in a process without the file, a text with the device's name.
     path: String,
     buffer: Mutex<PcapBuffer>,
     changed: Condvar,
@@ -94,9 +95,9 @@ struct Capture {
 struct PcapBuffer {
     /// Records in the file's format, not written yet.
     bytes: Vec<u8>,
-    /// The port was dropped: no frame is captured any more.
+    /// True when the port was dropped: no frame is captured any more.
     is_closed: bool,
-    /// The writing thread has ended, after the last record or an error of the file.
+    /// True when the writing thread has ended, after the last record or an error of the file.
     is_done: bool,
 }
 
@@ -105,7 +106,7 @@ impl Capture {
         self.buffer.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Captures frames. Each is given by its length and a function that copies its bytes.
+    /// Captures frames. For each there is its length, and a function that copies its bytes.
     fn add<F: FnOnce(&mut [u8])>(&self, frames: impl Iterator<Item = (usize, F)>) {
         let now = clock_gettime(ClockId::Realtime);
         let mut buffer = self.lock();
@@ -133,7 +134,7 @@ impl Capture {
         }
     }
 
-    /// Waits until everything is written; false if that takes longer than `max_wait`.
+    /// Waits until everything is written; returns false if that takes longer than `max_wait`.
     fn is_done_within(&self, max_wait: Duration) -> bool {
         let writes = |buffer: &mut PcapBuffer| !buffer.is_done;
         let waited = self.changed.wait_timeout_while(self.lock(), max_wait, writes);
@@ -174,7 +175,7 @@ impl Capture {
     }
 }
 
-/// Copies the bytes of a frame, without the virtio-net header that `slices` begin with.
+/// Copies a frame without the virtio-net header with which `slices` begin.
 fn copy_frame(slices: &[GuestSlice], bytes: &mut [u8]) {
     let (mut skip, mut done) = (HEADER_SIZE, 0);
     for slice in slices {
@@ -187,27 +188,27 @@ fn copy_frame(slices: &[GuestSlice], bytes: &mut [u8]) {
 /// A port whose frames are captured.
 pub type PcapPort = Decorated<Pcap>;
 
-/// The decorator of a [`PcapPort`]. The capture ends when it is dropped.
+/// The decorator of a [`PcapPort`]. Dropping it ends the capture.
 #[derive(Debug)]
 pub struct Pcap {
     capture: Arc<Capture>,
 }
 
 impl PcapPort {
-    /// Decorates `port`, and truncates the file at `path`. The file is complete when the port is
-    /// dropped, unless it accepts no write for two seconds then. May block.
+    /// Decorates `port`, and truncates the file at `path`. When the port is dropped, the rest is
+    /// written to the file, for two seconds at most. May block.
     ///
     /// # Errors
-    /// The error of the host: the file cannot be created, or the thread not be started.
+    /// The file cannot be created, or the thread cannot be started.
     pub fn new(port: Arc<dyn Port>, path: &Path) -> io::Result<Self> {
         Self::writing(port, create(path)?, path.display().to_string())
     }
 
-    /// Decorates `port`. Records go into `stream`, whose other end has a process that has created
+    /// Decorates `port`. Sends the records into `stream`; the process at its other end has created
     /// the file. `device` names the capture in messages.
     ///
     /// # Errors
-    /// The host has no thread.
+    /// The thread cannot be started.
     pub fn streamed(port: Arc<dyn Port>, stream: OwnedFd, device: &str) -> io::Result<Self> {
         Self::writing(port, File::from(stream), format!("handed for {device}"))
     }
@@ -215,7 +216,7 @@ impl PcapPort {
     fn writing(port: Arc<dyn Port>, file: File, path: String) -> io::Result<Self> {
         let capture = Arc::new(Capture { path, ..Capture::default() });
         let shared = capture.clone();
-        // This thread only waits for a file and serves no queue, so it does not come from the pool.
+        // Do not take this thread from the pool: it serves no queue, and only waits for a file.
         let thread = std::thread::Builder::new().name("capture".into());
         starter::spawn(ThreadRole::Log, thread, move || {
             shared.write_to(file);
@@ -225,7 +226,7 @@ impl PcapPort {
         Ok(Self::around(port, Pcap { capture }))
     }
 
-    /// Frames that passed but were not captured, because the buffer was full.
+    /// The number of frames that passed without being captured, because the buffer was full.
     #[must_use]
     pub fn missed(&self) -> u64 {
         self.decorator.capture.missed.load(Ordering::Relaxed)
@@ -279,7 +280,7 @@ impl PortTx for PcapTx {
 
     fn send(&mut self, frames: &Frames, first: usize) -> Sent {
         let sent = self.inner.send(frames, first);
-        // Frames that the port took and then refused are captured too: these are of most interest.
+        // Also capture frames that the port took and then refused: they are of most interest.
         let taken = first..first + sent.taken;
         if !taken.is_empty() {
             let copy = |at| move |bytes: &mut [u8]| copy_frame(frames.slices(at), bytes);

@@ -1,14 +1,16 @@
-//! `Reception`: what an interface that filters frames by their address passes to its port.
+//! `Reception`: has an interface that filters frames by their destination pass multicast frames to
+//! its port.
 //!
-//! A macvtap and a network card pass frames to their own address and to the groups that the host
-//! itself has joined there. A guest joins groups of its own: those of IPv6 neighbour discovery, or
-//! nothing on the cable finds its address. So the interface passes the frames to all groups, and
-//! the guest's filter chooses among them (`rules.rs` of the device). The guest has no part in this,
-//! so it cannot take the host's network lock by joining groups.
+//! A macvtap and a network card pass frames to their own address, and to the groups that the host
+//! itself has joined on them. A guest joins groups of its own; without those of IPv6 neighbour
+//! discovery no host in the network finds its address. So the interface is set to pass the frames
+//! of all groups, and the guest's filter chooses among them (`rules.rs` of the device). The guest
+//! does not cause this setting, so it cannot take the host's network lock by joining groups.
 //!
-//! A packet socket holds the setting. The kernel counts such sockets for each interface, and
-//! forgets one that is closed, also with its process: two processes of a takeover do not disturb
-//! each other, nor the operator's own setting, and nothing has to be restored.
+//! A packet socket holds the setting. The kernel counts such sockets for each interface, and drops
+//! the setting when the socket is closed, also by the end of its process. So two processes of a
+//! takeover do not disturb each other, nor the operator's own setting, and nothing has to be
+//! restored.
 
 use super::HostFilter;
 use crate::sys::link::InterfaceInfo;
@@ -18,20 +20,20 @@ use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// The reception of one interface. Its lock is not held during calls of the host.
+/// The multicast setting of one interface. The mutex is not held during calls of the host.
 #[derive(Debug, Default)]
 pub(super) struct Reception(Mutex<State>);
 
 #[derive(Debug, Default)]
 struct State {
     filter: HostFilter,
-    /// Holds the reception of all groups. It receives nothing itself.
+    /// Holds the setting that passes all groups. The socket itself receives nothing.
     _socket: Option<OwnedFd>,
 }
 
 impl Reception {
-    /// Has the interface that the port was opened on, or has joined, pass the frames to all groups.
-    /// If the host does not allow it, the log says what the operator can do. May block.
+    /// Has the interface that the port has opened pass the frames of all groups. If the host does
+    /// not allow it, logs what the operator can do. May block.
     pub(super) fn begin(&self, name: &str, link: &InterfaceInfo) {
         let socket = join_all(link.index);
         if let (Err(errno), false) = (&socket, link.takes_any_group) {
@@ -63,7 +65,7 @@ impl Reception {
 
 fn join_all(index: u32) -> Result<OwnedFd, Errno> {
     let (family, kind) = (AddressFamily::PACKET, SocketType::RAW);
-    // Without a protocol, the socket gets no frame.
+    // Without a protocol, the socket receives no frame.
     let socket = rustix::net::socket_with(family, kind, SocketFlags::CLOEXEC, None)?;
     sys::join_all_groups(socket.as_fd(), index)?;
     Ok(socket)

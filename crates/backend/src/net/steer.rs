@@ -1,37 +1,39 @@
-//! `steer`: the receiveq of each flow of a guest with several queue pairs: that of the pair on
-//! whose transmitq the guest sends the flow (virtio 1.3 §5.1.6.5.6.1).
+//! `steer`: chooses the receiveq for each flow of a guest with several queue pairs: that of the
+//! pair on whose transmitq the guest sends the flow (virtio 1.3 §5.1.6.5.6.1).
 //!
-//! A table of 4096 words, each with a flow's tag (16 bits, never 0), a second (8) and a pair (8).
-//! The rules are those of the taps' table, which the kernel reads (`tap/flows.rs` has them); here
-//! the sender of a frame looks its flow up by itself ([`Steer`], for ports of a switch).
+//! A table of 4096 words; each has a flow's tag (16 bits, never 0), a second (8) and a pair (8).
+//! The rules are those of the taps' table, which the kernel reads (see `tap/flows.rs`); here, in a
+//! switch, the sender of a frame looks its flow up by itself ([`Steer`]).
 
 use manyring_wire::net::flow::{Flow, flow_of};
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// Slots of the table: 4096, the most flows that the table of the host's tap driver may have. With
-/// 32 flows, in one case of 800 a flow finds both of its slots taken.
+/// Slots of the table: 4096, which is also the limit of flows in the host's tap driver. With 32
+/// flows, some flow finds both of its slots taken in one case of 800.
 pub(in crate::net) const SLOTS: usize = 4096;
-/// The bits of a flow's number from this one on name its slot.
+/// Shift of the bits of a flow's number that choose its slot.
 pub(in crate::net) const SLOT_SHIFT: i32 = 52;
 const _: () = assert!(SLOTS == 1 << (64 - SLOT_SHIFT), "the highest bits choose the slot");
-/// The 16 bits of a flow's number from this one on are its tag, which tells it from other flows of
-/// the same slot.
+/// Shift of the 16 bits of a flow's number that are its tag, which distinguishes it from other
+/// flows of the same slot.
 pub(in crate::net) const TAG_SHIFT: i32 = 36;
-/// The bits of a slot's word from this one on hold the tag.
+/// Shift of the tag in a slot's word.
 pub(in crate::net) const TAG_IN_SLOT: i32 = 16;
-/// The bits of a slot's word that hold the pair.
+/// Mask of the pair in a slot's word.
 pub(in crate::net) const PAIR_MASK: i32 = 0xff;
-/// Seconds for which a flow that the guest no longer sends keeps its slot, as in the host's table.
+/// Seconds after which a flow that the guest no longer sends loses its slot, as in the host's
+/// table.
 const REST_SECONDS: u8 = 4;
 
 /// The table of a port with several queues.
 #[derive(Debug)]
 pub(super) struct Steer {
-    /// Made when the first flow is noted: 16 KiB.
+    /// Allocated (16 KiB) when the first flow is recorded.
     slots: OnceLock<Box<[AtomicU32]>>,
-    /// The secret key of the hash that makes the numbers of flows: nobody can aim flows at a queue.
+    /// Secret key of the hash that makes the numbers of flows, so that nobody can choose flows that
+    /// hit the same queue.
     key: u64,
 }
 
@@ -40,7 +42,8 @@ impl Steer {
         Self { slots: OnceLock::new(), key: RandomState::new().build_hasher().finish() }
     }
 
-    /// Notes that the guest sends a frame that begins with these bytes on the transmitq of `pair`.
+    /// Records that the guest sends a frame that begins with these bytes on the transmitq of
+    /// `pair`.
     pub(super) fn note(&self, start: &[u8], pair: usize, second: u32) {
         let Some(Flow { number, is_connection: true }) = flow_of(start, self.key) else { return };
         let Ok(pair) = u8::try_from(pair) else { return };
@@ -49,9 +52,9 @@ impl Steer {
         note_one(self.slots.get_or_init(make), number, pair, second);
     }
 
-    /// The pair, of the first `pairs` ones, for a frame to the guest that begins with these bytes;
-    /// `None`: the frame belongs to no flow. If the guest has not sent the flow, the flow's number
-    /// decides, so that all of its frames have the same pair.
+    /// Returns the pair, of the first `pairs` ones, for a frame to the guest that begins with these
+    /// bytes; `None`: the frame belongs to no flow. If the guest has not sent the flow, the flow's
+    /// number decides, so that all of its frames have the same pair.
     pub(super) fn choose(&self, start: &[u8], pairs: usize) -> Option<usize> {
         let Flow { number, .. } = flow_of(start, self.key)?;
         let known = self.slots.get().and_then(|slots| pair_of(slots, number));
@@ -61,7 +64,7 @@ impl Steer {
     }
 }
 
-/// The pair on which the guest sends a flow, if the flow has a slot.
+/// Returns the pair on which the guest sends a flow; `None` if the flow has no slot.
 fn pair_of(slots: &[AtomicU32], flow: u64) -> Option<u64> {
     let (first, other) = slots_of(slots, flow)?;
     let words = [first, other].map(|slot| slot.load(Ordering::Relaxed));
@@ -70,8 +73,8 @@ fn pair_of(slots: &[AtomicU32], flow: u64) -> Option<u64> {
     Some(pair.into())
 }
 
-/// Notes in `slots` that the guest sends the flow on `pair`. True if the flow had no slot, or was
-/// sent on another pair before.
+/// Records in `slots` that the guest sends the flow on `pair`. Returns true if the flow had no
+/// slot, or was sent on another pair before.
 #[inline]
 pub(super) fn note_one(slots: &[AtomicU32], flow: u64, pair: u8, second: u8) -> bool {
     let Some((first, other)) = slots_of(slots, flow) else { return false };
@@ -81,7 +84,8 @@ pub(super) fn note_one(slots: &[AtomicU32], flow: u64, pair: u8, second: u8) -> 
     if in_first == new {
         return false;
     }
-    // A flow must not have two slots: look for its tag in both before a free slot is taken.
+    // Search both slots for the flow's tag before taking a free one: a flow must not have two
+    // slots.
     let in_other = other.load(Ordering::Relaxed);
     let both = [(first, in_first), (other, in_other)];
     if let Some((slot, old)) = both.iter().find(|(_, old)| old >> TAG_IN_SLOT == tag) {
@@ -98,14 +102,15 @@ pub(super) fn note_one(slots: &[AtomicU32], flow: u64, pair: u8, second: u8) -> 
     true
 }
 
-/// The two slots that a flow may have: the one that its number names, and the one beside it.
+/// Returns the two slots that a flow may have: the one that its number chooses, and its neighbour.
 #[inline]
 pub(super) fn slots_of(slots: &[AtomicU32], flow: u64) -> Option<(&AtomicU32, &AtomicU32)> {
     let at = usize::try_from(flow >> SLOT_SHIFT).ok()?;
     Some((slots.get(at)?, slots.get(at ^ 1)?))
 }
 
-/// The flow's tag, which tells it from others of its slot. Never 0, which is a slot without a flow.
+/// Returns the flow's tag, which distinguishes it from others of its slot. Never 0, which marks a
+/// slot without a flow.
 #[inline]
 pub(super) fn tag_of(flow: u64) -> u32 {
     let [low, high, ..] = (flow >> TAG_SHIFT).to_le_bytes();

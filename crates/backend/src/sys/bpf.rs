@@ -1,7 +1,8 @@
-//! Programs that the kernel runs for this process, and the memory they share with it (`bpf(2)`).
+//! BPF programs, which the kernel runs for this process, and the memory that they share with it
+//! (`bpf(2)`).
 //!
-//! A program is a list of instructions ([`Insn`]). Before the kernel accepts them, it proves that
-//! they end and touch no other memory.
+//! A program is a list of instructions ([`Insn`]). The kernel accepts them only after it has proved
+//! that the program ends and touches no other memory.
 #![allow(unsafe_code, reason = "allow-listed: the bpf call, and memory shared with the kernel")]
 
 use rustix::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
@@ -23,16 +24,16 @@ const BPF_MAP_TYPE_XSKMAP: u32 = 17;
 const BPF_F_MMAPABLE: u32 = 1 << 10;
 const BPF_PROG_TYPE_SOCKET_FILTER: u32 = 1;
 const BPF_PROG_TYPE_XDP: u32 = 6;
-/// `BPF_XDP`: a program is attached to an interface, for the frames that arrive there.
+/// `BPF_XDP`: attach a program to an interface, for the frames that arrive there.
 const BPF_ATTACH_XDP: u32 = 37;
-/// `XDP_FLAGS_SKB_MODE`: the kernel runs the program behind the driver, which need not know XDP.
+/// `XDP_FLAGS_SKB_MODE`: the kernel runs the program behind the driver, which need not support XDP.
 const XDP_FLAGS_SKB_MODE: u32 = 1 << 1;
-/// `bpf_redirect_map(map, key, otherwise)`: the verdict that gives the frame to the socket which
-/// the map has at `key`, or `otherwise` if it has none there.
+/// `bpf_redirect_map(map, key, otherwise)`: returns the verdict that passes the frame to the socket
+/// at `key` of the map; `otherwise` if there is none.
 pub const BPF_FUNC_REDIRECT_MAP: i32 = 51;
-/// `bpf_skb_load_bytes(skb, offset, to, len)`: 0, or an error if the frame ends before.
+/// `bpf_skb_load_bytes(skb, offset, to, len)`: returns 0, or an error if the frame is too short.
 pub const BPF_FUNC_SKB_LOAD_BYTES: i32 = 26;
-/// How often loading a program is tried, if signals interrupt the kernel's proof.
+/// Number of tries to load a program, if signals interrupt the kernel's verification.
 const LOAD_TRIES: usize = 10;
 /// The name of our programs and maps in the kernel's lists (`bpftool`).
 const NAME: [u8; 16] = *b"manyring\0\0\0\0\0\0\0\0";
@@ -48,15 +49,16 @@ pub struct Insn {
 }
 
 impl Insn {
-    /// An instruction: its code, the registers it writes and reads, an offset and a number.
+    /// Makes an instruction: its opcode, the registers that it writes and reads, an offset and a
+    /// number.
     #[must_use]
     pub const fn new(code: u8, (to, from): (u8, u8), offset: i16, immediate: i32) -> Self {
-        // Two bit fields, which C orders as the host orders bytes.
+        // Two bit fields, whose order follows the host's byte order.
         let (low, high) = if cfg!(target_endian = "little") { (to, from) } else { (from, to) };
         Self { code, registers: low | high << 4, offset, immediate }
     }
 
-    /// This instruction with another offset.
+    /// Returns this instruction with another offset.
     #[must_use]
     pub const fn with_offset(self, offset: i16) -> Self {
         Self { offset, ..self }
@@ -111,7 +113,7 @@ struct LinkCreate {
     target: u32,
     attach: u32,
     flags: u32,
-    /// Fields that only other kinds of links use.
+    /// Fields for other kinds of links.
     more: [u64; 4],
 }
 
@@ -130,8 +132,8 @@ struct TestRun {
     duration: u32,
 }
 
-/// `bpf(2)`. `T` has the fields of the command. Each pointer in it must refer to memory that
-/// outlives the call and has the length that the fields beside it say.
+/// Calls `bpf(2)`. `T` has the fields of the command. Each pointer in it must refer to memory that
+/// outlives the call and has the length in the field beside it.
 fn call<T>(command: c_uint, attributes: &mut T) -> Result<c_long, Errno> {
     let size = size_of::<T>();
     // SAFETY: the kernel reads and writes `size` bytes of the attributes, which are borrowed for
@@ -167,8 +169,8 @@ unsafe impl Send for Words {}
 unsafe impl Sync for Words {}
 
 impl Words {
-    /// `count` words of zero, and the map by which a program names them. The kernel frees them when
-    /// both are dropped and no program uses the map any more.
+    /// Makes `count` words of zero, and the map by which a program refers to them. The kernel frees
+    /// them when both are dropped and no program uses the map any more.
     ///
     /// # Errors
     /// `EPERM`: the process lacks `CAP_BPF`. Any other: the kernel has no memory or no such maps.
@@ -187,8 +189,8 @@ impl Words {
         Ok((Self::of(&map, count)?, map))
     }
 
-    /// The `count` words of a map that another process of this daemon has made. The kernel refuses
-    /// to map more pages than the map has, and its size never changes.
+    /// Maps the `count` words of a map that another process of this daemon has made. The kernel
+    /// refuses to map more pages than the map has, and a map's size never changes.
     ///
     /// # Errors
     /// `EINVAL`, `EPERM`: the descriptor is no such map. Any other: the kernel cannot map it.
@@ -201,7 +203,7 @@ impl Words {
         Ok(Self { base: NonNull::new(base.cast()).ok_or(Errno::NOMEM)?, count })
     }
 
-    /// The shared words. Any of them may change at any time.
+    /// The shared words. Each of them may change at any time.
     #[must_use]
     #[inline]
     pub fn as_slice(&self) -> &[AtomicU32] {
@@ -221,16 +223,16 @@ impl Drop for Words {
 }
 
 /// Loads a program that reads frames and returns a number (`BPF_PROG_TYPE_SOCKET_FILTER`). The
-/// kernel keeps its maps until the program is unloaded.
+/// program keeps its maps alive.
 ///
 /// # Errors
-/// `EPERM`: the process lacks `CAP_BPF`. `EACCES`: the kernel finds the program unsafe.
+/// `EPERM`: the process lacks `CAP_BPF`. `EACCES`: the kernel considers the program unsafe.
 pub fn load(instructions: &[Insn]) -> Result<OwnedFd, Errno> {
     load_as(BPF_PROG_TYPE_SOCKET_FILTER, instructions)
 }
 
-/// Loads a program that decides on the frames that arrive at an interface (XDP). The kernel keeps
-/// its maps until the program is unloaded.
+/// Loads a program that decides about frames that arrive at an interface (XDP). The program keeps
+/// its maps alive.
 ///
 /// # Errors
 /// Those of [`load`]; `EPERM` may also mean that the process lacks `CAP_NET_ADMIN`.
@@ -248,7 +250,7 @@ fn load_as(kind: u32, instructions: &[Insn]) -> Result<OwnedFd, Errno> {
         name: NAME,
         ..ProgLoad::default()
     };
-    // A signal interrupts the kernel's proof (`EAGAIN`).
+    // Repeat: a signal interrupts the kernel's verification (`EAGAIN`).
     for _ in 0..LOAD_TRIES {
         match call(BPF_PROG_LOAD, &mut attributes) {
             Err(Errno::AGAIN) => {}
@@ -258,7 +260,7 @@ fn load_as(kind: u32, instructions: &[Insn]) -> Result<OwnedFd, Errno> {
     Err(Errno::AGAIN)
 }
 
-/// A map of `count` sockets of AF_XDP (`XSKMAP`), all of its entries empty.
+/// Makes a map of `count` AF_XDP sockets (`XSKMAP`), all of its entries empty.
 ///
 /// # Errors
 /// `EPERM`: the process lacks `CAP_BPF`. Any other: the kernel has no memory or no such maps.
@@ -288,7 +290,7 @@ pub fn set_socket(
     let mut attributes = MapElement {
         map: u32::try_from(map.as_raw_fd()).map_err(|_| Errno::BADF)?,
         key: address(&key),
-        // The kernel refuses a removal that has a value.
+        // The kernel refuses to remove an entry if a value is given.
         value: if socket.is_some() { address(&value) } else { 0 },
         flags: 0,
     };
@@ -297,7 +299,8 @@ pub fn set_socket(
 }
 
 /// Attaches a program to interface number `interface`, for the frames that arrive there, until the
-/// link is closed or the interface deleted. With `generic` the kernel runs it behind the driver.
+/// returned link is closed or the interface deleted. With `generic` the kernel runs it behind the
+/// driver.
 ///
 /// # Errors
 /// `EBUSY`, `EEXIST`: the interface has a program. `EOPNOTSUPP`, `EINVAL`: the driver supports
@@ -317,13 +320,13 @@ pub fn attach_xdp(
     opened(call(BPF_LINK_CREATE, &mut attributes)?)
 }
 
-/// The number that a program returns for `frame`.
+/// For tests: returns the number that a program returns for `frame`.
 ///
 /// # Errors
 /// The error of `BPF_PROG_TEST_RUN`.
 #[cfg(test)]
 pub(crate) fn run(program: BorrowedFd<'_>, frame: &[u8]) -> Result<u32, Errno> {
-    // The test run strips an Ethernet header, so put one in front of the frame.
+    // The test run strips an Ethernet header: put one in front of the frame.
     let data = [&[0; 14][..], frame].concat();
     let mut attributes = TestRun {
         program: u32::try_from(program.as_raw_fd()).map_err(|_| Errno::BADF)?,

@@ -1,13 +1,14 @@
-//! `in_child`: a system call that a child of this process makes, because it would stop all threads.
+//! `in_child`: makes a system call in a child process, because in this one it would block all
+//! threads.
 //!
-//! The kernel has one lock for the memory map of a process. A call that holds it for long, such as
-//! one that pins gigabytes, stops every thread of the process that maps memory or touches a page
-//! for the first time. A child has its own map, with the same shared pages, and the same open
-//! files: a call of the child on a socket changes the parent's socket.
+//! The kernel has one lock for the memory map of a process. A call that holds this lock for long,
+//! such as one that pins gigabytes, blocks every thread of the process that maps memory or touches
+//! a page for the first time. A child has a memory map of its own, with the same shared pages, and
+//! the same open files: a call of the child on a socket changes the parent's socket.
 //!
-//! To make the child, the kernel copies the private part of the map with the lock held:
-//! milliseconds that grow with the daemon's own memory, and not with that of guests, which is
-//! shared.
+//! To make the child, the kernel copies the private part of the map while it holds the lock: that
+//! takes milliseconds, which grow with the daemon's own memory, and not with that of guests, which
+//! is shared.
 #![allow(unsafe_code, reason = "allow-listed: a child that makes a call and ends")]
 
 use rustix::fd::{AsRawFd, BorrowedFd};
@@ -16,14 +17,15 @@ use rustix::process::{Pid, Signal};
 use std::mem::MaybeUninit;
 
 /// Makes `call` in a child, and waits for the child's end. The child keeps `fd` open and closes all
-/// other files, so it delays no close of this process. All signals are blocked in the child, except
-/// for the two that cannot be; the child does not outlive the calling thread, which waits for it.
+/// other files, so that files which this process closes are really closed. The child blocks all
+/// signals except SIGKILL and SIGSTOP, and does not outlive the calling thread.
 ///
 /// `call` must take no lock and allocate nothing: the child has one thread, and a lock that another
 /// thread held when the child was made stays locked there.
 ///
 /// # Errors
-/// The error of `call`. `EAGAIN`, `ENOMEM`: the host can start no child. `ECHILD`: it was killed.
+/// The error of `call`. `EAGAIN`, `ENOMEM`: the host cannot start a child. `ECHILD`: the child was
+/// killed.
 pub(crate) fn in_child(
     fd: BorrowedFd<'_>,
     call: impl FnOnce() -> Result<(), Errno>,
@@ -62,16 +64,16 @@ pub(crate) fn in_child(
     }
 }
 
-/// Makes the kernel kill the child when the thread that has made it ends: nobody waits for the call
-/// then, which takes as long as a front-end keeps back the pages to be pinned.
+/// Has the kernel kill the child when its parent thread ends: nobody waits for the call then, which
+/// takes as long as a front-end withholds the pages that are to be pinned.
 fn die_with(parent: Pid) -> Result<(), Errno> {
     rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
     // The parent may have ended before the signal was set.
     if rustix::process::getppid() == Some(parent) { Ok(()) } else { Err(Errno::CHILD) }
 }
 
-/// Closes all open files of the child but one. A kernel before 5.9 has no such call: the files stay
-/// open until the child ends.
+/// Closes all open files of the child but one. Kernels before 5.9 have no such call; there the
+/// files stay open until the child ends.
 fn close_all_but(fd: BorrowedFd<'_>) {
     let fd = fd.as_raw_fd().unsigned_abs();
     for (from, to) in [(0, fd.checked_sub(1)), (fd + 1, Some(u32::MAX))] {

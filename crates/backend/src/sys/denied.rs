@@ -1,11 +1,11 @@
-//! System calls that seccomp denies: each fails with `EPERM`, and is noted with its thread, so that
-//! the operator can be told. A file that landlock refuses is noted as well.
+//! System calls that seccomp denies: each fails with `EPERM`, and is recorded with its thread, so
+//! that the operator can be told. A file that landlock refuses is recorded as well.
 //!
-//! The kernel sends the calling thread `SIGSYS` in place of the call. The handler notes the call in
-//! a static ring, wakes the reader by an eventfd, and lets the thread go on as if the call had
-//! failed. It takes no lock and allocates nothing. The handler makes a denied `openat` itself, in a
-//! form that the list allows, and returns the result to the thread: seccomp sees no path, and
-//! landlock reports a refusal only to the caller.
+//! The kernel sends the calling thread `SIGSYS` instead of making the call. The handler records the
+//! call in a static ring, wakes the reader by an eventfd, and continues the thread as if the call
+//! had failed. The handler takes no lock and allocates nothing. It makes a denied `openat` itself,
+//! in a form that the filter allows, and returns the result to the thread: seccomp does not see the
+//! path, and landlock reports a refusal only to the caller.
 #![allow(unsafe_code, reason = "allow-listed: a signal handler, and the registers of its thread")]
 
 use rustix::event::{EventfdFlags, eventfd};
@@ -13,14 +13,15 @@ use rustix::fd::{AsFd, IntoRawFd, OwnedFd};
 use std::io;
 use std::sync::atomic::{AtomicI32, AtomicU64, AtomicUsize, Ordering};
 
-/// Calls that can wait for the reader; if more come, the oldest are only counted.
+/// Number of records that can wait for the reader; if more come, the oldest ones are only counted.
 const NOTES: usize = 64;
 
-/// The last denied calls, one word each: the thread's id above the call's number.
+/// The last denied calls, one word each: the thread's ID in the upper half, the call's number in
+/// the lower.
 static NOTED: [AtomicU64; NOTES] = [const { AtomicU64::new(0) }; NOTES];
 /// The number of calls that were denied.
 static COUNT: AtomicUsize = AtomicUsize::new(0);
-/// The number of those that [`take`] has returned or counted.
+/// How many of these [`take`] has returned or counted as lost.
 static READ: AtomicUsize = AtomicUsize::new(0);
 /// The handler's own descriptor of the eventfd that wakes the reader, or -1 before it is made.
 static EVENT: AtomicI32 = AtomicI32::new(-1);
@@ -28,17 +29,17 @@ static EVENT: AtomicI32 = AtomicI32::new(-1);
 /// A call that was denied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeniedCall {
-    /// Its number on this machine.
+    /// The call's number on this machine.
     pub call: u32,
     /// The id of the thread that made it.
     pub thread: u32,
 }
 
 /// Installs the handler: from now on calls that are denied with `SIGSYS` fail with `EPERM` and are
-/// noted. Returns an eventfd that is readable when [`take`] has calls to return.
+/// recorded. Returns an eventfd that is readable when [`take`] has calls to return.
 ///
 /// # Errors
-/// The host has no eventfd to give, or the handler cannot be installed.
+/// The host has no eventfd, or the handler cannot be installed.
 pub fn watch() -> io::Result<OwnedFd> {
     let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
     // The handler's own descriptor is never closed.
@@ -54,8 +55,8 @@ pub fn watch() -> io::Result<OwnedFd> {
     Ok(event)
 }
 
-/// Returns the calls that were denied since the last `take`, and the number of older ones that the
-/// ring has lost. Only one thread may call this.
+/// Returns the calls that were denied since the last `take`, and the number of older ones that were
+/// overwritten. Only one thread may call this.
 pub fn take() -> (Vec<DeniedCall>, usize) {
     let (read, count) = (READ.load(Ordering::Relaxed), COUNT.load(Ordering::Acquire));
     READ.store(count, Ordering::Relaxed);
@@ -75,7 +76,8 @@ extern "C" fn handler(_: libc::c_int, _: *mut libc::siginfo_t, context: *mut lib
     let context = unsafe { &mut *context.cast::<libc::ucontext_t>() };
     let call = call(context);
     let (result, is_denied) = match i64::from(call) {
-        // With the mark it is the handler's own, and this thread's list has no `openat` at all.
+        // With this argument the call is the handler's own: then this thread's filter allows no
+        // `openat` at all.
         libc::SYS_openat if arguments(context)[4] & HALF != i64::from(OPENED_BY_HANDLER) => {
             let opened = open(context);
             (opened, opened == -libc::EACCES)
@@ -90,7 +92,7 @@ extern "C" fn handler(_: libc::c_int, _: *mut libc::siginfo_t, context: *mut lib
     unsafe { *errno = before };
 }
 
-/// Notes a call of this thread as denied. Takes no lock and allocates nothing; changes `errno`.
+/// Records a call of this thread as denied. Takes no lock and allocates nothing; changes `errno`.
 #[allow(clippy::cast_sign_loss, reason = "numbers of threads are not negative")]
 pub fn note(call: u32) {
     // SAFETY: `gettid` takes no pointers.
@@ -103,11 +105,12 @@ pub fn note(call: u32) {
     unsafe { libc::write(EVENT.load(Ordering::Relaxed), one.as_ptr().cast(), one.len()) };
 }
 
-/// The fifth argument of an `openat` that the handler makes: the list allows a call with it. The
-/// kernel ignores a fifth argument. A thread that passes it by itself is still bound by landlock.
+/// The fifth argument of an `openat` that the handler makes, by which the filter allows the call.
+/// The kernel ignores a fifth argument. A thread that passes it by itself is still restricted by
+/// landlock.
 pub const OPENED_BY_HANDLER: u32 = 0x6d61_6e79;
 
-/// The lower half of an argument, which is all that a list of calls compares of it.
+/// Mask of the lower half of an argument, the only half that the filters compare.
 const HALF: i64 = u32::MAX as i64;
 
 /// Makes the interrupted `openat`. Returns a descriptor, or a negative errno.
@@ -163,7 +166,7 @@ fn answer(context: &mut libc::ucontext_t, result: i32) {
     context.uc_mcontext.regs[0] = i64::from(result).cast_unsigned();
 }
 
-/// Calls that reach another process of the same user, for tests that show that a list denies them.
+/// For tests that the filters deny them: calls that reach another process of the same user.
 pub mod reach {
     use std::io;
 

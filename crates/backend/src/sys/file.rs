@@ -1,4 +1,4 @@
-//! File system calls that have no safe form elsewhere: vectored I/O on guest memory, locks, ioctls.
+//! File system calls without a safe wrapper elsewhere: vectored I/O on guest memory, locks, ioctls.
 #![allow(unsafe_code, reason = "allow-listed: system calls on guest memory and raw fds")]
 
 use manyring_memory::{GuestSlice, as_iovecs};
@@ -7,7 +7,8 @@ use rustix::io::Errno;
 use std::hash::{BuildHasher, RandomState};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// The upper half of the offset in vectored calls: one register holds all of it on 64-bit machines.
+/// The upper half of the offset in vectored calls: on 64-bit machines one register has all of it,
+/// and this one is 0.
 const HIGH: i64 = 0;
 /// Most slices of one call (`UIO_MAXIOV`).
 const IOV_MAX: usize = 1024;
@@ -17,9 +18,9 @@ pub const RWF_NOWAIT: i32 = libc::RWF_NOWAIT;
 /// `RWF_DSYNC`: the data is durable when the write returns.
 pub const RWF_DSYNC: i32 = libc::RWF_DSYNC;
 
-// The C library's functions for these calls are cancellation points of threads, which costs each of
-// them two atomic operations: 3 % of a read through the page cache. No thread is cancelled here,
-// and `syscall` is no cancellation point. All arguments are as wide as registers.
+// Call by `syscall`: the C library's functions for these calls are cancellation points of threads,
+// which costs each of them two atomic operations: 3 % of a read through the page cache. No thread
+// is cancelled here. All arguments are as wide as registers.
 #[cfg(not(target_pointer_width = "64"))]
 compile_error!("where registers have 32 bits an offset takes two of them");
 
@@ -39,11 +40,11 @@ fn iov_count(slices: &[GuestSlice]) -> usize {
     slices.len().min(IOV_MAX)
 }
 
-/// Reads into guest memory; may be short. For one slice without flags the plain call is made, so
-/// that the kernel has no array of slices to copy and to check.
+/// Reads into guest memory; may be short. One slice without flags is read by the plain call, so
+/// that the kernel need not copy and check an array of slices.
 ///
 /// # Errors
-/// `EFAULT`: the memory was cut away. Any other: the error of the host's call.
+/// `EFAULT`: the memory was truncated. Any other: the error of the host's call.
 pub fn read(
     file: BorrowedFd<'_>,
     slices: &[GuestSlice],
@@ -68,7 +69,7 @@ pub fn read(
 /// Writes from guest memory; may be short. One slice without flags is written by the plain call.
 ///
 /// # Errors
-/// `EFAULT`: the memory was cut away. Any other: the error of the host's call.
+/// `EFAULT`: the memory was truncated. Any other: the error of the host's call.
 pub fn write(
     file: BorrowedFd<'_>,
     slices: &[GuestSlice],
@@ -140,11 +141,11 @@ const F_UNLCK: libc::c_short = libc::F_UNLCK as libc::c_short;
 #[allow(clippy::cast_possible_truncation, reason = "0, 1 and 2")]
 const SEEK_SET: libc::c_short = libc::SEEK_SET as libc::c_short;
 
-/// The byte that a QEMU locks (shared) while it writes an image.
+/// The byte that QEMU locks (shared) while it writes an image.
 const QEMU_WRITES: i64 = 101;
 
-/// True if a QEMU writes the image. QEMU's shared locks on single bytes conflict with this daemon's
-/// exclusive lock, but not with its shared lock: then this must be asked.
+/// True if a QEMU process writes the image. QEMU's shared locks on single bytes conflict with this
+/// daemon's exclusive lock, but not with its shared lock: in that case the caller must ask here.
 pub fn has_qemu_writer(file: impl AsFd) -> bool {
     // SAFETY: all-zero is a valid flock; the fields that matter are set below.
     let mut lock: libc::flock = unsafe { std::mem::zeroed() };
@@ -155,53 +156,55 @@ pub fn has_qemu_writer(file: impl AsFd) -> bool {
     let fd = file.as_fd().as_raw_fd();
     // SAFETY: fd is open, and `lock` outlives the call, which writes the lock it finds there.
     let result = unsafe { libc::fcntl(fd, libc::F_OFD_GETLK, &raw mut lock) };
-    // A lock that begins with the first byte is that of another reader like this one.
+    // A lock that begins with the first byte belongs to another reader like this one.
     result == 0 && lock.l_type != F_UNLCK && lock.l_start != 0
 }
 
-/// A byte that whoever may still write to an image keeps locked (shared). No image is so large that
-/// the byte holds data.
+/// A byte that a process keeps locked (shared) while it may still write to an image. Its offset is
+/// behind the data of any image.
 #[derive(Clone, Copy, Debug)]
 pub struct Mark(i64);
 
 impl Mark {
-    /// The mark of a process that was given the image: while it has the image, no other may.
+    /// The common mark of processes to which the image was passed: while one of them has the image,
+    /// no other daemon may open it.
     pub const GIVEN: Self = Self(1 << 62);
 
-    /// The mark on the byte at this offset.
+    /// Makes the mark at this offset.
     #[must_use]
     pub fn at(byte: i64) -> Self {
         Self(byte)
     }
 
-    /// The offset of its byte.
+    /// The offset of the byte.
     #[must_use]
     pub fn byte(self) -> i64 {
         self.0
     }
 
-    /// A mark on a byte that is chosen at random, behind [`Self::GIVEN`]: nobody else has the same.
+    /// Returns a mark on a random byte behind [`Self::GIVEN`], so that no other process has the
+    /// same one.
     #[must_use]
     pub fn chosen() -> Self {
         let number = RandomState::new().hash_one(0) >> 3;
-        // The number is below 2^61, so the offset is one that a lock can have.
+        // The number is below 2^61, so the offset is valid for a lock.
         Self(Self::GIVEN.0 + 1 + number.cast_signed())
     }
 }
 
 /// Locks the whole file for this open file description, shared or exclusive, without waiting.
-/// QEMU's image locks conflict with an exclusive lock; for a shared one, see [`has_qemu_writer`].
-/// A shared one leaves out the marks behind [`Mark::GIVEN`], which [`is_marked`] would not see
-/// behind the lock of another reader.
+/// QEMU's image locks conflict with an exclusive lock; for a shared one, see [`has_qemu_writer`]. A
+/// shared lock leaves out the marks behind [`Mark::GIVEN`], because [`is_marked`] would see the
+/// reader's lock instead of a mark.
 ///
 /// # Errors
-/// `EAGAIN` or `EACCES` if another process holds a lock.
+/// `EAGAIN` or `EACCES`: another process holds a lock.
 pub fn lock(file: &OwnedFd, exclusive: bool) -> Result<(), Errno> {
     // From byte 0, length 0: to the end of any file.
     if exclusive { set_lock(file, F_WRLCK, 0, 0) } else { lock_up_to_given(file, false) }
 }
 
-/// As [`lock`], but always leaves out the marks behind [`Mark::GIVEN`].
+/// [`lock`], but always leaves out the marks behind [`Mark::GIVEN`].
 ///
 /// # Errors
 /// As [`lock`].
@@ -209,28 +212,28 @@ pub fn lock_up_to_given(file: &OwnedFd, exclusive: bool) -> Result<(), Errno> {
     set_lock(file, if exclusive { F_WRLCK } else { F_RDLCK }, 0, Mark::GIVEN.0 + 1)
 }
 
-/// Marks an open file description.
+/// Marks an open file description: locks the byte (shared).
 ///
 /// # Errors
-/// `EAGAIN` or `EACCES` if another description has locked this byte exclusively.
+/// `EAGAIN` or `EACCES`: another description has locked this byte exclusively.
 pub fn mark(file: impl AsFd, mark: Mark) -> Result<(), Errno> {
     set_lock(file, F_RDLCK, mark.0, 1)
 }
 
-/// Removes the mark of a description: no request is under way by it, or it belongs to the owner,
-/// whose lock of the whole file includes the mark.
+/// Removes the mark of a description, because no request is under way by it, or because it belongs
+/// to the owner, whose lock of the whole file includes the byte.
 ///
 /// # Errors
-/// `ENOLCK`: the system has no lock to give.
+/// `ENOLCK`: the host has no more locks.
 pub fn unmark(file: impl AsFd, mark: Mark) -> Result<(), Errno> {
     set_lock(file, F_UNLCK, mark.0, 1)
 }
 
-/// True while another open file description is marked so. A lock of the whole file belongs to a
+/// True while another open file description has this mark. A lock of the whole file belongs to a
 /// process that serves the image, and is no mark.
 ///
 /// # Errors
-/// The error of the file system, which cannot tell.
+/// The file system cannot tell.
 pub fn is_marked(file: impl AsFd, mark: Mark) -> Result<bool, Errno> {
     // SAFETY: all-zero is a valid flock; the fields that matter are set below.
     let mut lock: libc::flock = unsafe { std::mem::zeroed() };
@@ -256,7 +259,7 @@ fn set_lock(file: impl AsFd, kind: libc::c_short, start: i64, len: i64) -> Resul
     if result == 0 { Ok(()) } else { Err(last_errno()) }
 }
 
-/// Releases the lock that [`lock`] has taken.
+/// Releases the lock of [`lock`].
 ///
 /// # Errors
 /// The error of the file system.

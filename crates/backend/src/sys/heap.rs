@@ -1,24 +1,24 @@
-//! The C library's memory: how much is in use, and how much is kept that the process has let go
-//! of.
+//! Settings of the C library's allocator: how much free memory the process keeps, and how much is
+//! in use.
 #![allow(unsafe_code, reason = "allow-listed: settings of the C library's allocator")]
 
-/// Bytes from which on a piece of memory has pages of its own, which the host gets back when the
-/// piece is let go of; and most free bytes that are kept at the end of all other pieces. The C
-/// library begins with these numbers. Without a call it doubles them with each longer piece, up to
-/// 32 and 64 MiB.
+/// A block of at least so many bytes gets pages of its own, which are returned to the host when it
+/// is freed; and at most so many free bytes are kept at the end of the heap. These are the C
+/// library's first values. Without a call, it doubles them with each longer block, up to 32 and 64
+/// MiB.
 #[cfg(target_env = "gnu")]
 const BOUND: libc::c_int = 128 << 10;
 
-/// Bounds the free memory behind the last piece in use. Free memory before that stays, for later
-/// pieces. The calling thread is the only one of the
-/// process.
+/// Limits the free memory behind the last block in use. Free memory between blocks is kept for
+/// later ones. Must be called while the process has one thread.
 ///
-/// All threads allocate from one arena, where the C library has up to eight for each CPU. It gives
-/// the free end of the first arena back when it is told to, and that of no other one. A thread that
-/// gives memory of another arena back opens a file below /proc before that, which the list of calls
-/// of a worker does not have. The arena has one lock, also during the system calls by which the
-/// arena grows and shrinks. A worker takes the lock at the first values of a queue's histograms,
-/// and where flushes join; no other request or frame allocates once its queue has grown.
+/// All threads allocate from one arena, where the C library would make up to eight for each CPU. It
+/// returns the free end of the first arena to the host when told to, but not of the others. To
+/// return memory of another arena, a thread first opens a file below /proc, which the seccomp
+/// filter of a worker does not allow. The arena has one lock, also during the system calls by which
+/// the arena grows and shrinks. A worker takes the lock at the first values of a queue's
+/// histograms, and when flushes are joined; no other request or frame allocates once its queue has
+/// grown.
 pub fn bound() {
     #[cfg(target_env = "gnu")]
     for (setting, value) in
@@ -29,8 +29,7 @@ pub fn bound() {
     }
 }
 
-/// Gives the memory that is free back to the host. The C library keeps free pages that lie between
-/// pieces in use.
+/// Returns free memory to the host. The C library keeps free pages that lie between blocks in use.
 pub fn give_back() {
     #[cfg(target_env = "gnu")]
     // SAFETY: touches no memory that is in use; the C library locks what other threads use.
@@ -39,7 +38,7 @@ pub fn give_back() {
     };
 }
 
-/// Bytes of the memory that is in use; `None` if the C library does not count them.
+/// Returns the bytes of memory in use; `None` if the C library does not count them.
 #[must_use]
 pub fn in_use() -> Option<u64> {
     #[cfg(target_env = "gnu")]

@@ -1,5 +1,5 @@
-//! Interrupts a thread that sleeps in a system call, by a signal whose handler does nothing, and
-//! reads the CPU time that such a thread has used.
+//! Interrupts a thread that sleeps in a system call, by a signal whose handler does nothing. Also
+//! reads the CPU time of such a thread.
 #![allow(unsafe_code, reason = "allow-listed: installs a signal handler and sends its signal")]
 
 use std::sync::Once;
@@ -7,7 +7,7 @@ use std::time::Duration;
 
 static INSTALL: Once = Once::new();
 
-/// The signal: a real-time signal that no other code of this process uses.
+/// Returns the signal: a real-time signal that no other code of this process uses.
 fn signal() -> i32 {
     libc::SIGRTMIN() + 4
 }
@@ -20,8 +20,8 @@ pub struct Interruptible {
 }
 
 impl Interruptible {
-    /// The calling thread. Installs the handler, and unblocks the signal for this thread, which the
-    /// process may have inherited as blocked.
+    /// Returns the calling thread. Installs the handler, and unblocks the signal for this thread,
+    /// since the process may have inherited it as blocked.
     #[must_use]
     pub fn this_thread() -> Self {
         INSTALL.call_once(install);
@@ -38,18 +38,18 @@ impl Interruptible {
         Self { process, thread }
     }
 
-    /// Interrupts the system call in which the thread sleeps: it fails with `EINTR` if it can be
-    /// interrupted. Has no effect on a thread that has ended, or is not in a system call.
+    /// Interrupts the system call in which the thread sleeps: if that can be interrupted, it fails
+    /// with `EINTR`. Has no effect on a thread that has ended, or is not in a system call.
     pub fn interrupt(&self) {
         // SAFETY: the call takes no pointer. The signal goes to this process, whose handler is
         // installed, so that it kills no process.
         unsafe { libc::syscall(libc::SYS_tgkill, self.process, self.thread, signal()) };
     }
 
-    /// The CPU time that the thread has used so far; zero if it has ended.
+    /// Returns the CPU time that the thread has used so far; zero if it has ended.
     #[must_use]
     pub fn cpu_time(&self) -> Duration {
-        // How the kernel numbers the CPU clocks of threads (CPUCLOCK_PERTHREAD | CPUCLOCK_SCHED).
+        // The kernel's number of a thread's CPU clock (CPUCLOCK_PERTHREAD | CPUCLOCK_SCHED).
         let clock = (!self.thread << 3) | 6;
         let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
         // SAFETY: `time` is writable; the call fails if the thread has ended.

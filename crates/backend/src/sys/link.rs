@@ -1,5 +1,5 @@
-//! Network interfaces: their properties, MTU, state and bridge, by rtnetlink, in the network
-//! namespace of the thread that opened the [`Links`].
+//! Network interfaces by rtnetlink: their properties, MTU, state and bridge. The network namespace
+//! is that of the thread that opened the [`Links`].
 
 mod events;
 
@@ -12,9 +12,9 @@ use rustix::io::Errno;
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType};
 use std::sync::{Mutex, PoisonError};
 
-/// Bytes of one answer at most: an interface with all its statistics takes less than 8 KiB.
+/// Most bytes of an answer: an interface with all its statistics takes less than 8 KiB.
 const ANSWER_SIZE_MAX: usize = 65536;
-/// Answers to earlier requests, whose wait was interrupted, that are skipped.
+/// The most answers that are skipped because they belong to earlier, interrupted requests.
 const STALE_ANSWERS_MAX: usize = 16;
 
 /// A socket for requests about the interfaces of a network namespace.
@@ -48,7 +48,7 @@ impl Links {
         }
     }
 
-    /// The interface with the number `index`; `None`: no interface has this number.
+    /// Looks up the interface with the number `index`; `None`: there is none.
     ///
     /// # Errors
     /// The error of the kernel's answer, or of the socket.

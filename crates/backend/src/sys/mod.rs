@@ -1,5 +1,5 @@
-//! The system calls the backends share: beside `blk/uring.rs` the only place here that may be
-//! unsafe.
+//! System calls that the backends share. In this crate only this folder and `blk/uring.rs` may have
+//! unsafe code.
 
 pub mod bpf;
 pub(crate) mod child;

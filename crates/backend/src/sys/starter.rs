@@ -1,49 +1,50 @@
-//! Starts threads. In a sandbox each thread has a list of system calls of its own, by its role, and
-//! none of these lists has a call that makes a thread: one thread, the starter, makes all others.
+//! Starts threads. In a sandbox each thread has a seccomp filter for its role, and none of these
+//! filters allows a thread to make another one: one thread, the starter, makes all others.
 //!
 //! ```text
 //! spawn:    no sandbox? the caller makes the thread
 //!           else the caller asks the starter, and waits until the starter has made the thread
-//! starter:  makes it; the new thread gives up the calls that its role does not need, and begins
+//! starter:  makes it; the new thread restricts itself to the calls of its role, and begins
 //! ```
-//! A thread inherits the list of the thread that makes it, and a list only becomes shorter. If a
-//! worker made the thread of a disk itself, the worker's list would have all calls of that thread.
-//! The starter reads nothing that a guest or front-end writes, and waits for nobody.
+//! A thread inherits the filter of the thread that makes it, and a filter can only become stricter.
+//! If a worker made the thread of a disk itself, the worker's filter would have to allow all calls
+//! of that thread. The starter reads nothing that a guest or front-end writes, and waits for no
+//! other thread.
 
 use std::io;
 use std::sync::OnceLock;
 use std::sync::mpsc::{Sender, SyncSender, channel, sync_channel};
 use std::thread::{Builder, JoinHandle};
 
-/// The task of a thread, from which its list of calls follows.
+/// The task of a thread, which determines its seccomp filter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ThreadRole {
     /// Serves queues, or carries the frames of an uplink.
     Worker,
     /// Serves the requests of one disk that may wait.
     Disk,
-    /// Negotiates with the server of a disk, and carries what queues send it together.
+    /// Negotiates with an NBD server, and carries the requests of queues that share a connection.
     Server,
     /// Touches the file descriptors of a front-end.
     Janitor,
-    /// Looks at other threads.
+    /// Examines other threads.
     Lookout,
     /// Writes the log, or the frames of a capture.
     Log,
-    /// The control thread, and each call beside it that may block.
+    /// The control thread, and threads that make calls for it which may block.
     Control,
 }
 
-/// The starter's stack: it calls little.
+/// Stack size of the starter, which calls few functions.
 const STACK_SIZE: usize = 128 << 10;
 
 static STARTER: OnceLock<ThreadStarter> = OnceLock::new();
 
-/// The way to the starter.
+/// Passes orders to the starter thread.
 #[derive(Debug)]
 struct ThreadStarter {
     orders: Sender<Order>,
-    /// Gives up the calls that a thread of this role does not need.
+    /// Restricts the calling thread to the calls of this role.
     confine: fn(ThreadRole),
 }
 
@@ -85,11 +86,11 @@ impl ThreadStarter {
     }
 }
 
-/// From now on a starter makes the threads that are asked for by [`spawn`], each of which calls
-/// `confine` first. The calling thread is the only one of the process.
+/// Starts the starter: from now on it makes the threads that [`spawn`] is asked for, each of which
+/// calls `confine` first. Must be called while the process has one thread.
 ///
 /// # Errors
-/// The system has no thread for it.
+/// The starter thread cannot be made.
 pub fn begin(confine: fn(ThreadRole)) -> io::Result<()> {
     let _ = STARTER.set(ThreadStarter::new(confine)?);
     Ok(())
@@ -98,7 +99,7 @@ pub fn begin(confine: fn(ThreadRole)) -> io::Result<()> {
 /// Starts a thread of this role.
 ///
 /// # Errors
-/// The system has no thread to give.
+/// The thread cannot be made.
 pub fn spawn(
     role: ThreadRole,
     builder: Builder,

@@ -1,6 +1,6 @@
 //! Taps: the device node, its ioctls, and frames read into and written from guest memory.
 //!
-//! A macvtap's queue answers to the same calls.
+//! The same calls work on a macvtap's queue.
 #![allow(unsafe_code, reason = "allow-listed: ioctls, and system calls on guest memory")]
 
 use manyring_memory::{GuestSlice, as_iovecs};
@@ -15,16 +15,16 @@ pub const IOV_MAX: usize = 1024;
 /// Longest name of an interface in bytes, without the zero that ends it.
 pub const NAME_LEN_MAX: usize = 15;
 
-/// The device is a tap: it carries Ethernet frames.
+/// Flag: the device is a tap and carries Ethernet frames.
 pub const IFF_TAP: u16 = 0x0002;
-/// The tap may have several queues.
+/// Flag: the tap may have several queues.
 pub const IFF_MULTI_QUEUE: u16 = 0x0100;
-/// No packet information precedes the header.
+/// Flag: no packet information precedes the header.
 pub const IFF_NO_PI: u16 = 0x1000;
-/// A virtio-net header precedes each frame.
+/// Flag: a virtio-net header precedes each frame.
 pub const IFF_VNET_HDR: u16 = 0x4000;
 const IFF_ATTACH_QUEUE: u16 = 0x0200;
-/// The host does not use this queue.
+/// Flag: the host does not use this queue.
 pub const IFF_DETACH_QUEUE: u16 = 0x0400;
 
 /// `struct ifreq`: the name of an interface, and 24 bytes whose meaning depends on the request.
@@ -32,7 +32,7 @@ pub const IFF_DETACH_QUEUE: u16 = 0x0400;
 #[repr(C, align(8))]
 struct IfReq {
     name: [u8; NAME_LEN_MAX + 1],
-    /// The flags, or a hardware address behind its type.
+    /// Flags, or a hardware address behind its type.
     data: [u8; 24],
 }
 
@@ -78,7 +78,7 @@ pub fn open(node: &Path) -> Result<OwnedFd, Errno> {
 }
 
 /// Makes `fd` a queue of interface `name` (`TUNSETIFF`). Returns the name of the interface, in
-/// which the kernel has replaced `%d` by a number.
+/// which the kernel replaces `%d` by a number.
 ///
 /// # Errors
 /// `EPERM`: `CAP_NET_ADMIN` is needed. `EBUSY`: it is in use. Any other: `TUNSETIFF`'s.
@@ -89,10 +89,10 @@ pub fn join(fd: BorrowedFd<'_>, name: &str, flags: u16) -> Result<String, Errno>
     Ok(request.name())
 }
 
-/// The interface whose queue `fd` is, and its `IFF_*` (`TUNGETIFF`).
+/// Returns the interface of which `fd` is a queue, and its `IFF_*` flags (`TUNGETIFF`).
 ///
 /// # Errors
-/// `EBADFD`: the file is no queue yet, or its interface is gone. `ENOTTY`: it is no tap's file.
+/// `EBADFD`: the file is no queue yet, or its interface is deleted. `ENOTTY`: it is no tap's file.
 pub fn interface(fd: BorrowedFd<'_>) -> Result<(String, u16), Errno> {
     let mut request = IfReq::default();
     // SAFETY: TUNGETIFF writes the `struct ifreq` it is given, which outlives the call. On a file
@@ -101,14 +101,14 @@ pub fn interface(fd: BorrowedFd<'_>) -> Result<(String, u16), Errno> {
     Ok((request.name(), request.flags()))
 }
 
-/// The number of the request, in the type of `libc`'s `ioctl`: the constant of `libc` has a type
-/// that only glibc takes, and not musl.
+/// The number of the request in the type of `libc`'s `ioctl`: the constant of `libc` has a type
+/// that suits glibc and not musl.
 const SIOCGIFHWADDR: libc::Ioctl = 0x8927;
 
-/// The hardware address of the interface whose queue `fd` is.
+/// Returns the hardware address of the interface of which `fd` is a queue.
 ///
 /// # Errors
-/// `EBADFD`: the file is no queue, or its interface is gone.
+/// `EBADFD`: the file is no queue, or its interface is deleted.
 pub fn hardware_address(fd: BorrowedFd<'_>) -> Result<[u8; 6], Errno> {
     let mut request = IfReq::default();
     // SAFETY: SIOCGIFHWADDR writes the `struct ifreq` it is given, which outlives the call.
@@ -123,7 +123,7 @@ fn set_int(fd: BorrowedFd<'_>, request: libc::Ioctl, value: c_int) -> Result<(),
     zero(unsafe { libc::ioctl(fd.as_raw_fd(), request, &raw const value) })
 }
 
-/// Sets the bytes of the header before each frame, whose fields are little-endian from now on.
+/// Sets the size of the header before each frame, and makes its fields little-endian.
 ///
 /// # Errors
 /// `EINVAL`: the size is smaller than the kernel's header.
@@ -149,7 +149,7 @@ pub fn set_carrier(fd: BorrowedFd<'_>, up: bool) -> Result<(), Errno> {
     set_int(fd, libc::TUNSETCARRIER, c_int::from(up))
 }
 
-/// Makes the host choose the queue of each frame to the guest by `program`, or by its own table.
+/// Has the host choose the queue of each frame to the guest by `program`; `None`: by its own table.
 ///
 /// # Errors
 /// `EINVAL`: the queue is that of a macvtap.
@@ -167,8 +167,8 @@ pub fn set_offloads(fd: BorrowedFd<'_>, bits: c_uint) -> Result<(), Errno> {
     zero(unsafe { libc::ioctl(fd.as_raw_fd(), libc::TUNSETOFFLOAD, bits) })
 }
 
-/// Makes `number` refer to the file of `fd`, and closes the file that it referred to. A call that
-/// is under way on `number` continues with the former file.
+/// Makes `number` refer to the file of `fd`, and closes its former file. A call that is under way
+/// on `number` continues with the former file.
 ///
 /// # Errors
 /// `EMFILE`, `EBUSY`: those of `dup3`.
@@ -177,18 +177,18 @@ pub fn replace(fd: BorrowedFd<'_>, number: BorrowedFd<'_>) -> Result<(), Errno> 
     zero(unsafe { libc::dup3(fd.as_raw_fd(), number.as_raw_fd(), libc::O_CLOEXEC) }.min(0))
 }
 
-/// Attaches a queue to the host, or detaches it: then the frames that wait in it are lost.
+/// Attaches a queue to the host, or detaches it; then frames that wait in the queue are lost.
 ///
 /// # Errors
-/// `EINVAL`: the queue is attached, or detached, already.
+/// `EINVAL`: the queue is already attached, or detached.
 pub fn set_attached(fd: BorrowedFd<'_>, attached: bool) -> Result<(), Errno> {
     let request = IfReq::named("", if attached { IFF_ATTACH_QUEUE } else { IFF_DETACH_QUEUE })?;
     // SAFETY: TUNSETQUEUE reads the `struct ifreq` it is given, which outlives the call.
     zero(unsafe { libc::ioctl(fd.as_raw_fd(), libc::TUNSETQUEUE, &raw const request) })
 }
 
-/// Has interface `index` receive the frames to all groups, as long as the packet socket is open or
-/// until the interface is deleted.
+/// Has interface `index` receive the frames of all groups, as long as the packet socket is open and
+/// the interface exists.
 ///
 /// # Errors
 /// `ENODEV`: there is no such interface.
@@ -212,7 +212,7 @@ const ALL_GROUPS: u16 = 2;
 const MREQ_SIZE: libc::socklen_t = 16;
 const _: () = assert!(size_of::<libc::packet_mreq>() == MREQ_SIZE as usize);
 
-/// Sends one frame, with the header before it. Returns the bytes of both.
+/// Sends one frame, with the header before it. Returns the length of both in bytes.
 ///
 /// # Errors
 /// `EINVAL`: more than [`IOV_MAX`] slices. `EAGAIN`: the queue is full. Any other: `write`'s.
@@ -230,8 +230,8 @@ pub fn read(fd: BorrowedFd<'_>, slices: &[GuestSlice]) -> Result<usize, Errno> {
     transfer(fd, slices, (libc::SYS_read, libc::SYS_readv))
 }
 
-/// Makes the first of two calls for one slice, and the second, which takes an array of slices, for
-/// several: copying the array costs the kernel a fifteenth of the time of a short frame.
+/// Makes the call `of_one` for one slice, and `of_several`, which takes an array, for several:
+/// copying the array costs the kernel a fifteenth of the time of a short frame.
 #[inline]
 fn transfer(
     fd: BorrowedFd<'_>,

@@ -1,21 +1,21 @@
 //! `Ring`: one io_uring per worker, for its disks and for its sleep.
 //!
-//! `SINGLE_ISSUER | DEFER_TASKRUN | TASKRUN_FLAG`: completions are run when the worker asks, and a
-//! flag in shared memory says that there are some, so that looking costs two nanoseconds. The
-//! ring belongs to one thread and must be created on it. It takes only the requests that it is made
-//! for (`bounds.rs`).
+//! It is set up with `SINGLE_ISSUER | DEFER_TASKRUN | TASKRUN_FLAG`: completions are produced when
+//! the worker asks for them, and a flag in shared memory says that there are some, so that a check
+//! costs two nanoseconds. The ring belongs to one thread and must be created on it. It accepts only
+//! the requests for which it was set up (`bounds.rs`).
 //!
-//! An entry of the submission queue names an array of iovecs, which the kernel reads when the entry
-//! is submitted and not later (`IORING_FEAT_SUBMIT_STABLE`). The two are one `UnwrittenEntry` here,
-//! and there is one function that writes them:
+//! An entry of the submission queue refers to an array of iovecs, which the kernel reads when the
+//! entry is submitted and not later (`IORING_FEAT_SUBMIT_STABLE`). Here the two are one
+//! `UnwrittenEntry`, and one function writes both:
 //! ```text
-//! place:  parked tasks, or no room for the entry or for its slices? submit what waits
-//!         still no room? park the task, with its slices in memory of their own
+//! place:  parked entries, or no room for the entry or for its slices? submit the queued entries
+//!         still no room? park the entry, with its slices in memory of their own
 //!         write the slices, then the entry: no submission lies between the two
-//! submit: place what is parked, as much as there is room for; enter the kernel; again
+//! submit: place the parked entries, as many as there is room for; enter the kernel; again
 //! ```
-//! So the slices of an entry that is not submitted yet are never lost or overwritten, and a kernel
-//! that takes no entries for a while (`EBUSY`, `EAGAIN`) does not stop the worker: the task is
+//! So the slices of an entry that is not submitted yet are never lost or overwritten. A kernel that
+//! accepts no entries for a while (`EBUSY`, `EAGAIN`) does not stop the worker: the entry is
 //! parked, and the worker tries again in its next turn.
 #![allow(unsafe_code, reason = "allow-listed: submission queue entries are raw")]
 
@@ -57,34 +57,33 @@ const SUBMISSIONS: u32 = 256;
 /// Entries of the completion queue. A full one would end multishot polls: it holds a completion
 /// for every queue and request of a busy worker.
 const COMPLETIONS: u32 = 16384;
-/// Bytes that all queues of a worker may copy before the worker looks at its completions again:
-/// some hundreds of microseconds.
+/// Bytes that all queues of a worker together may copy before the worker checks its completions
+/// again: some hundreds of microseconds.
 const INLINE_BYTES: u64 = 1 << 20;
-/// The cost of submitting one entry, without copying its bytes: about a microsecond, in which the
-/// kernel could copy this many bytes.
+/// The cost of submitting one entry, expressed in copied bytes: about a microsecond.
 const ENTRY_WEIGHT: u64 = 4096;
-/// Files that can be registered with one ring.
+/// The most files that can be registered with one ring.
 const FILES: u32 = 1024;
-/// Slices that can wait for the next submit.
+/// The most slices that can wait for the next submit.
 const SLICES: usize = 8192;
-/// Slices of one entry at most (`UIO_MAXIOV`); the kernel does what they hold and reports a short
-/// count.
+/// The most slices of one entry (`UIO_MAXIOV`). The kernel transfers these slices and reports a
+/// short count.
 const SLICES_OF_ENTRY: usize = 1024;
-/// `user_data` of the poll on the inbox. Callers of this file must not use it.
+/// `user_data` of the poll on the inbox. Callers must not use this value.
 const INBOX: u64 = u64::MAX - 1;
 
 /// A completion.
 #[derive(Clone, Copy, Debug)]
 pub struct Event {
-    /// The `user_data` of the entry, as given at submission.
+    /// The `user_data` of the entry.
     pub user_data: u64,
-    /// Bytes or 0, or a negative errno.
+    /// A number of bytes or 0, or a negative errno.
     pub result: i32,
-    /// More completions of this entry will come: it is a multishot poll.
+    /// True if more completions of this entry will come: it is a multishot poll.
     pub more: bool,
 }
 
-/// A request of this ring that is not written to the submission queue yet.
+/// A request that is not written to the submission queue yet.
 #[derive(Clone, Copy, Debug)]
 struct UnwrittenEntry {
     work: Work,
@@ -96,25 +95,26 @@ struct UnwrittenEntry {
 /// The io_uring of a worker, and the slices of entries that are not submitted yet.
 pub struct Ring {
     uring: IoUring,
-    /// The iovecs of the entries in the submission queue, and of no others. Never grows past its
-    /// capacity, so that their addresses stay. Only [`Self::write`] adds to it, and it is emptied
-    /// only when the submission queue is empty.
+    /// The iovecs of the entries in the submission queue, and of no others. It never grows beyond
+    /// its capacity, so that their addresses do not change. Only [`Self::write`] adds to it, and it
+    /// is emptied only when the submission queue is empty.
     slices: Vec<iovec>,
-    /// Tasks that found no room, in order, with their slices. Their number is bounded by that of
+    /// Entries that found no room, in order, with their slices. Their number is bounded by that of
     /// the requests and watches.
     parked: VecDeque<(UnwrittenEntry, Vec<iovec>)>,
-    /// Tasks for the kernel's threads, by disk. Waiting ones have slices of their own.
+    /// Entries for the kernel's threads, by disk. Those that wait have slices of their own.
     slots: EntrySlots<((RingDisk, Width), UnwrittenEntry, Vec<iovec>)>,
     /// The number of kernel threads that the disks of this ring may have.
     threads: IoWorkers,
     /// Measures how long the worker waits for each device.
     watch: Watch,
-    /// Guests of several owners are served here: none may wait for another's device.
+    /// True if guests of several owners are served here: then no guest may wait for the device of
+    /// another.
     is_shared: bool,
     /// Results of the disks' own threads.
     inbox: Arc<Inbox>,
     free_files: Vec<u32>,
-    /// Bytes of [`INLINE_BYTES`] that may still be copied before the next [`Self::reap`].
+    /// How many bytes of [`INLINE_BYTES`] may still be copied before the next [`Self::reap`].
     inline_left: u64,
     /// The counter of [`Self::placed`].
     placed: u64,
@@ -130,8 +130,8 @@ impl Ring {
     /// Creates the ring of the calling thread.
     ///
     /// # Errors
-    /// `EPERM`, `ENOSYS` or `EINVAL` where io_uring is refused or too old; `EPERM` also where all
-    /// rings that were [reserved](reserve) are in use.
+    /// `EPERM`, `ENOSYS` or `EINVAL`: io_uring is refused or too old. `EPERM` also if all rings
+    /// that were [reserved](reserve) are in use.
     pub fn new() -> io::Result<Self> {
         let ring = Disabled::take()?;
         let free_files = if ring.has_files { (0..FILES).rev().collect() } else { Vec::new() };
@@ -159,12 +159,12 @@ impl Ring {
         self.poll(inbox.readiness(), INBOX);
     }
 
-    /// Queues a task together with its slices.
+    /// Queues an entry together with its slices.
     fn place(&mut self, task: UnwrittenEntry, slices: &[iovec]) {
         self.placed = self.placed.wrapping_add(ENTRY_WEIGHT);
         let slices = &slices[..slices.len().min(SLICES_OF_ENTRY)];
         if !self.parked.is_empty() || !self.has_room(slices) {
-            // If this fails, the queue stays full and the task is parked.
+            // An error is ignored: the queue stays full, and the entry is parked.
             let _ = self.submit();
             if !self.parked.is_empty() || !self.has_room(slices) {
                 self.parked.push_back((task, slices.to_vec()));
@@ -174,7 +174,7 @@ impl Ring {
         self.write(task, slices);
     }
 
-    /// Queues a task for a kernel thread, or lets it wait while the slot of `disk` is full.
+    /// Queues an entry for a kernel thread, or lets it wait while the slot of `disk` is full.
     fn place_aside(
         &mut self,
         (disk, width): (RingDisk, Width),
@@ -195,15 +195,15 @@ impl Ring {
         }
     }
 
-    /// True if the submission queue takes one more entry, and `self.slices` takes its slices.
+    /// True if the submission queue has room for one more entry, and `self.slices` for its slices.
     fn has_room(&mut self, slices: &[iovec]) -> bool {
         self.slices.len() + slices.len() <= SLICES && !self.uring.submission().is_full()
     }
 
-    /// Writes a task into the submission queue, which has room for it.
+    /// Writes an entry into the submission queue, which must have room for it.
     fn write(&mut self, task: UnwrittenEntry, slices: &[iovec]) {
         let first = self.slices.len();
-        // One slice needs no iovec: the entry holds address and length itself.
+        // A single slice is not listed: the entry itself has its address and length.
         let listed = if slices.len() > 1 { slices } else { &[] };
         assert!(first + listed.len() <= SLICES, "room was made before");
         self.slices.extend_from_slice(listed);
@@ -219,7 +219,7 @@ impl Ring {
         }
     }
 
-    /// Places what was parked, in order, until there is no more room.
+    /// Writes parked entries to the queue, in order, until there is no more room.
     fn unpark(&mut self) {
         while let Some((task, slices)) = self.parked.pop_front() {
             if !self.has_room(&slices) {
@@ -302,8 +302,8 @@ impl Ring {
         let must_enter = submission.taskrun() || submission.cq_overflow();
         drop(submission);
         if must_enter {
-            // This runs the deferred work, fetches completions that the queue had no room for, and
-            // submits entries. After an error the next turn tries again.
+            // Entering runs the deferred work, fetches completions for which the queue had no room,
+            // and submits entries. An error is ignored: the next turn tries again.
             let _ = self.enter();
         }
         let first = events.len();
@@ -349,8 +349,8 @@ impl Ring {
         self.place(UnwrittenEntry { work, user_data, waits_for: None }, &[]);
     }
 
-    /// Submits all entries and runs the work that the kernel has deferred to this thread.
-    /// Afterwards a poll that was removed before does not hold its file any more.
+    /// Submits all entries and runs the work that the kernel has deferred to this thread. After
+    /// that, a poll that was removed before does not keep its file open any more.
     pub fn settle(&mut self) {
         let _ = self.submit();
         // SAFETY: nothing is submitted, and no argument is given that the kernel would read.
@@ -358,11 +358,11 @@ impl Ring {
             let flags = EnterFlags::GETEVENTS.bits();
             self.uring.submitter().enter::<libc::sigset_t>(0, 0, flags, None)
         };
-        // An error means that there was no work to run.
+        // An error is ignored: it means that there was no work to run.
         drop(entered);
     }
 
-    /// Registers a file, if a slot is free; otherwise the file is used by its descriptor.
+    /// Registers a file, if a slot is free. Otherwise requests use its descriptor.
     pub fn register_file(&mut self, fd: BorrowedFd<'_>) -> RingFile {
         let plain = RingFile::Plain(fd.as_raw_fd());
         let Some(slot) = self.free_files.pop() else { return plain };
@@ -384,8 +384,9 @@ impl Ring {
         }
     }
 
-    /// True if the worker may copy `bytes` more before it reaps completions. Each queue has a quota
-    /// for its turn; this one is shared by all queues, because one guest may have hundreds.
+    /// True if the worker may copy `bytes` more before it reaps completions; then charges them.
+    /// Each queue has a quota for its turn; this one is for all queues together, because one guest
+    /// may have hundreds.
     #[inline]
     pub fn take_inline(&mut self, bytes: u64) -> bool {
         let fits = bytes <= self.inline_left;
@@ -396,9 +397,9 @@ impl Ring {
         fits
     }
 
-    /// A counter of the work placed since the ring was created, submitted or not: the bytes of
-    /// [`Self::take_inline`], and a fixed share for each entry. The difference of two readings is
-    /// the work that was placed between them.
+    /// A counter of the work that was placed since the ring was created, submitted or not: the
+    /// bytes of [`Self::take_inline`], and a fixed cost for each entry. The difference of two
+    /// readings is the work between them.
     #[inline]
     pub fn placed(&self) -> u64 {
         self.placed
@@ -449,7 +450,8 @@ impl Ring {
 
 /// Sets how many threads the kernel may use for requests of files and block devices.
 fn allow_threads(uring: &IoUring, count: u32) {
-    // Kernels before 5.15 refuse this, and use as many threads as they choose.
+    // An error is ignored: kernels before 5.15 do not support this, and use as many threads as they
+    // choose.
     let _ = uring.submitter().register_iowq_max_workers(&mut [count, 0]);
 }
 

@@ -1,8 +1,8 @@
-//! Refuses an image of another format, unless a guest can have written what its beginning holds.
+//! Refuses images of other formats, unless a guest may have written the header that looks like one.
 //!
-//! A guest may write anything to its own disk, also what looks like the header of a qcow2 or LUKS
-//! image. So the bytes of an image say nothing of its format once a guest has had it, and an
-//! attribute of the file notes that (docs/design/0013).
+//! A guest may write anything to its own disk, also a header of a qcow2 or LUKS image. So once a
+//! guest has used an image, its bytes do not tell its format. An attribute of the file records that
+//! a guest has used it (docs/design/0013).
 
 use super::ImageError;
 use crate::blk::container;
@@ -14,13 +14,14 @@ use std::path::Path;
 /// The attribute of an image that a guest may have written to.
 const NOTE: &str = "user.manyring.guest";
 
-/// Refuses an image of another format that no guest has had.
+/// Refuses an image of another format that no guest has used.
 ///
-/// Where no note can be kept (block devices, file systems without such attributes), a guest may
-/// have written these bytes: the image is served, and the log names the format that it looks like.
+/// If the attribute cannot be stored (block devices, file systems without user attributes), a guest
+/// may have written these bytes: then the image is served, and the log names the format that it
+/// looks like.
 ///
 /// # Errors
-/// [`ImageError::Container`]: the image has another format, and no guest has had it.
+/// [`ImageError::Container`]: the image has another format, and no guest has used it.
 /// [`ImageError::Read`]: its beginning or its end cannot be read.
 pub(super) fn check(
     file: &OwnedFd,
@@ -34,7 +35,8 @@ pub(super) fn check(
     let format = container_format(file, size)
         .map_err(|errno| ImageError::Read { path: path.to_path_buf(), errno })?;
     let Some(format) = format else { return Ok(()) };
-    // A block device says of every such attribute that it is not there, and takes none.
+    // Refuse only a file on which the attribute could have been set. A block device also reports
+    // `ENODATA`, but cannot store such an attribute.
     if !block_device && noted == Err(Errno::NODATA) {
         return Err(ImageError::Container { path: path.to_path_buf(), format });
     }
@@ -46,13 +48,13 @@ pub(super) fn check(
     Ok(())
 }
 
-/// Notes that a guest can write to the image from now on.
+/// Sets the attribute which says that a guest can write to the image from now on.
 pub(super) fn note(file: &OwnedFd, path: &Path, block_device: bool) {
     if block_device || fgetxattr(file, NOTE, &mut [0; 0][..]).is_ok() {
         return;
     }
     match fsetxattr(file, NOTE, b"1", XattrFlags::empty()) {
-        // A file system without extended attributes keeps no note.
+        // A file system without user attributes stores none.
         Ok(()) | Err(Errno::OPNOTSUPP) => {}
         Err(errno) => tracing::warn!(
             image = %path.display(),

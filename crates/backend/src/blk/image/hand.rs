@@ -1,16 +1,18 @@
-//! An image that another process serves: its descriptors, and whether all of them are closed again.
+//! Passes an image to another process: makes its descriptors, and tells later whether all of them
+//! are closed again.
 //!
-//! The lock of an image belongs to the description by which it was opened, which stays here. Each
-//! description that is given away carries a shared lock of its own, on one byte far behind the end
-//! of any image. A description lives until its last request has ended, also one that the io_uring
-//! of a dead process still has: so that byte can be locked exclusively only when all of them have.
-//! Whoever opens the image locks all bytes, this one too, and so waits for them as well. The list
-//! of calls of the process that was given a description lets it neither lock nor unlock.
+//! The lock of an image belongs to the description by which it was opened, which stays in this
+//! process. Each description that is passed on carries a shared lock of its own, on one *mark* byte
+//! far behind the end of any image. A description lives until its last request has ended, also one
+//! that is still in the io_uring of a dead process. So the mark byte can be locked exclusively only
+//! when all passed descriptions are closed. A process that opens the image locks all bytes, the
+//! mark byte too, and so has to wait for these descriptions as well. The seccomp filter of a
+//! process that gets descriptions lets it neither lock nor unlock.
 //!
-//! Descriptions of an image that is only read are marked with a byte of their own, one for each
-//! process: others read the image, too. Those of an image whose lock goes with the rings are marked
-//! while rings run, and once more, with a byte of their own, when the process has lost the image.
-//! For that the owner keeps a copy of each.
+//! The descriptions of a read-only image are marked with a byte of their own, one for each process,
+//! since other processes read the image, too. The descriptions of an image with `lock_with_rings`
+//! are marked while rings run, and once more, with a byte of their own, when the process has lost
+//! the image. For that, the owner keeps a copy of each.
 
 use super::probe::leave_atime;
 use super::{Image, ImageError, ImageOptions, describe};
@@ -24,8 +26,8 @@ use std::any::Any;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// A process gets at most this many descriptions to flush the image by. One message carries at most
-/// 253 descriptors (`SCM_MAX_FD`), and some of these are for something else.
+/// The most descriptions for flushes that a process gets. One message carries at most 253
+/// descriptors (`SCM_MAX_FD`), and some of these have other purposes.
 const FLUSHES_MAX: usize = 200;
 
 /// The descriptors that the supervisor sends to a device process, so that the device process can
@@ -34,12 +36,12 @@ const FLUSHES_MAX: usize = 200;
 pub struct ImageDescriptors {
     /// The description for reads and writes.
     pub file: OwnedFd,
-    /// The first flushes for the image itself, each further one for a queue.
+    /// Descriptions for flushes: the first is the image's own, each further one is for a queue.
     pub flushes: Vec<OwnedFd>,
 }
 
 impl Image {
-    /// Descriptions of the image for a process that serves `queues` queues of it. May block.
+    /// Makes descriptions of the image, for a process that serves `queues` queues of it. May block.
     ///
     /// # Errors
     /// `EMFILE`, `ENFILE` or `ENOMEM`: the host has no further descriptor or memory.
@@ -59,29 +61,30 @@ impl Image {
         Ok(ImageDescriptors { file, flushes })
     }
 
-    /// True if descriptions are marked as long as they live; false if they are marked while rings
-    /// run ([`Marks`]), or never.
+    /// True if passed descriptions are marked as long as they live; false if they are marked while
+    /// rings run ([`Marks`]), or never.
     fn is_marked_at_once(&self) -> bool {
         !self.lock_with_rings && !self.geometry.read_only
     }
 
-    /// True if descriptions are marked while rings run, and once more at the end.
+    /// True if passed descriptions are marked while rings run, and once more when the process has
+    /// lost the image.
     fn is_marked_while_rings_run(&self) -> bool {
         self.lock_with_rings && !self.geometry.read_only
     }
 
-    /// Unlocks the mark byte, so that only processes that were given descriptions hold a lock on
-    /// it.
+    /// Unlocks the mark byte on this process's own description, so that only passed descriptions
+    /// hold a lock on it.
     fn let_go_of_mark(&self) -> Result<(), Errno> {
         sys::unmark(self.locked(), Mark::GIVEN)
     }
 
-    /// True if all descriptions that were given away are closed, and their requests have ended. May
-    /// block as long as a lock of the file system may. Always true for an image that is only read,
-    /// and for one whose lock goes with the rings: another daemon may have it; see [`Ending`].
+    /// True if all passed descriptions are closed, and their requests have ended. May block as long
+    /// as a lock of the file system may. Always true for a read-only image, and with
+    /// `lock_with_rings`, since another daemon may have the image: see [`Ending`] for these.
     ///
     /// # Errors
-    /// The error of the file system, if it cannot tell whether the mark is locked.
+    /// The file system cannot tell whether the byte is locked.
     pub fn is_let_go(&self) -> Result<bool, Errno> {
         if !self.is_marked_at_once() {
             return Ok(true);
@@ -89,20 +92,19 @@ impl Image {
         sys::is_marked(self.locked(), Mark::GIVEN).map(|is_marked| !is_marked)
     }
 
-    /// How many descriptions [`Self::marks`] copies of those for `queues` queues.
+    /// Returns how many descriptions [`Self::marks`] copies, of those for `queues` queues.
     #[must_use]
     pub fn copies(&self, queues: usize) -> usize {
         if self.is_marked_while_rings_run() { 2 + queues.min(FLUSHES_MAX) } else { 0 }
     }
 
-    /// The descriptions in `handed`, if they do not carry the mark of all processes. Those of an
-    /// image whose lock goes with the rings, and that is written to, are to be marked while rings
-    /// run. `part`: by what the owner counts the copies; it is dropped with them.
+    /// Makes the marks for the descriptions in `handed`; `None` if these carry the common mark as
+    /// long as they live. With `lock_with_rings` and write access, copies the descriptions, to mark
+    /// them while rings run. `part` is dropped with the copies: by it the owner counts them.
     ///
     /// # Errors
-    /// `EMFILE`: the process has no further descriptor. `EAGAIN`: another process has locked all
-    /// bytes of an image that is only read. Any other: the error of the file system, which cannot
-    /// mark.
+    /// `EMFILE`: no descriptor is free. `EAGAIN`: another process has locked all bytes of a
+    /// read-only image. Any other: the file system cannot lock the byte.
     pub fn marks(
         &self,
         handed: &ImageDescriptors,
@@ -124,11 +126,11 @@ impl Image {
         Ok(Some(Marks { copies, own, may_write }))
     }
 
-    /// Takes the lock that goes with the rings, for rings of a process that was given the
-    /// descriptions of `marks`. May block.
+    /// Locks an image with `lock_with_rings`, for rings of a process to which the descriptions of
+    /// `marks` were passed. May block.
     ///
     /// # Errors
-    /// `InUse`: another process has the image. `Lock`: the file system cannot lock it.
+    /// `InUse`: another process has locked the image. `Lock`: the file system cannot lock it.
     pub fn acquire_for(&self, marks: Option<&Marks>) -> Result<(), ImageError> {
         self.acquire()?;
         let Some(Marks { copies, may_write: true, .. }) = marks else { return Ok(()) };
@@ -139,7 +141,7 @@ impl Image {
         })
     }
 
-    /// Gives back what [`Self::acquire_for`] took: the rings have stopped. May block.
+    /// Undoes [`Self::acquire_for`], after the rings have stopped. May block.
     pub fn release_for(&self, marks: Option<&Marks>) {
         for fd in marks.iter().flat_map(|marks| &marks.copies.fds) {
             if let Err(errno) = sys::unmark(fd, Mark::GIVEN) {
@@ -154,8 +156,8 @@ impl Image {
         self.release();
     }
 
-    /// The image that another process has opened by the name `path` and locked. That name is for
-    /// messages: the descriptors, and the access that `options` names, say all. May block.
+    /// Makes an image of descriptors from another process, which has opened and locked it. `path`
+    /// is only a name for messages; the access is that of `options`. May block.
     ///
     /// # Errors
     /// [`ImageError`]: `handed` has no description for flushes, or the image has no size.
@@ -176,22 +178,24 @@ impl Image {
         Ok(Self { path: at(), spare: Spares::kept(flushes), is_handed: true, ..image })
     }
 
-    /// True if the image is a block device that this process holds (`O_EXCL`), so that `fallocate`
-    /// may zero and discard every range of it at any time.
+    /// True if this process holds a block device exclusively (`O_EXCL`), so that `fallocate` may
+    /// zero and discard every range of it at any time.
     #[must_use]
     pub fn holds_device(&self) -> bool {
         self.block_device && !self.is_handed
     }
 
-    /// The description that holds the lock, for a process that serves the image after this one.
+    /// Returns the description that holds the lock, for the process that serves the image after
+    /// this one.
     ///
     /// # Errors
-    /// `EMFILE`: the process has no further descriptor.
+    /// `EMFILE`: no descriptor is free.
     pub fn hand_off(&self) -> Result<OwnedFd, Errno> {
         rustix::io::fcntl_dupfd_cloexec(self.locked(), 3)
     }
 
-    /// Another process that has the image locked; `None` if that cannot be seen. May block.
+    /// Returns the ID of another process that has locked the image; `None` if /proc shows none. May
+    /// block.
     #[must_use]
     pub fn other_holder(&self) -> Option<u32> {
         holder::pid_of(&self.path)
@@ -203,7 +207,7 @@ impl Image {
     }
 }
 
-/// True if a description is of this file, opened with this access.
+/// True if the description `held` belongs to this file and was opened with this access.
 pub(super) fn is_of(held: &OwnedFd, file: &Stat, access: OFlags) -> bool {
     let is_same = |found: Stat| (found.st_dev, found.st_ino) == (file.st_dev, file.st_ino);
     let has_access = |flags: OFlags| flags & OFlags::RWMODE == access;
@@ -211,19 +215,20 @@ pub(super) fn is_of(held: &OwnedFd, file: &Stat, access: OFlags) -> bool {
         && rustix::fs::fcntl_getfl(held).is_ok_and(has_access)
 }
 
-/// The descriptions that a process was given of an image whose lock goes with the rings, or that is
-/// only read. While rings run those of the former are marked, so that the image waits for their
-/// requests if the process dies: of these, this has a copy each. As long as the copies live the
-/// descriptions do, whatever has ended.
+/// The descriptions of an image with `lock_with_rings`, or of a read-only one, that were passed to
+/// a process. With `lock_with_rings` the descriptions are marked while rings run, so that the image
+/// stays locked for their requests if the process dies; this object has a copy of each. A
+/// description lives as long as its copy, whatever has ended.
 #[derive(Debug)]
 pub struct Marks {
     copies: Arc<Copies>,
-    /// The mark of this process: at its end, if there are copies, and else from the beginning.
+    /// The mark byte of this process. With copies, they are marked with it when the process has
+    /// lost the image; without, they are marked from the beginning.
     own: Mark,
     may_write: bool,
 }
 
-/// Copies of the descriptions that a process was given.
+/// Copies of the descriptions that were passed to a process.
 #[derive(Debug)]
 struct Copies {
     fds: Vec<OwnedFd>,
@@ -237,10 +242,10 @@ impl Copies {
 }
 
 impl Marks {
-    /// The process has ended, or has the descriptions no more. Returns how to ask whether its
-    /// requests have ended, also those that it kept for itself when it said that its rings have
-    /// stopped. They count as under way until this is dropped. May block as long as a lock of the
-    /// file system may.
+    /// Call when the process has ended, or no longer has the descriptions. Returns an object that
+    /// tells whether the process's requests have ended, also requests that it did not end although
+    /// it said that its rings had stopped. Until that object is dropped they count as under way.
+    /// May block as long as a lock of the file system may.
     #[must_use]
     pub fn end(&self) -> Ending {
         let copies = self.copies.clone();
@@ -257,14 +262,15 @@ impl Marks {
 pub struct Ending {
     own: Mark,
     may_write: bool,
-    /// The descriptions, as long as they cannot be marked: another daemon has the image by a lock
-    /// of all bytes. Without a mark nothing tells when their requests have ended.
+    /// Copies of the descriptions while they cannot be marked, because another daemon has locked
+    /// all bytes of the image. Without a mark it is unknown when their requests have ended.
     unmarked: Mutex<Option<Arc<Copies>>>,
 }
 
 impl Ending {
-    /// The requests of a process, which hold a lock on the byte `mark`. `unmarked`: copies of its
-    /// descriptions, if these are still to be marked. `part`: by what the owner counts the copies.
+    /// Makes an object for requests of a process whose descriptions have locked the byte `mark`.
+    /// `unmarked`: copies of its descriptions, if these are still to be marked. `part` is dropped
+    /// with the copies: by it the owner counts them.
     #[must_use]
     pub fn of(
         mark: i64,
@@ -278,19 +284,20 @@ impl Ending {
         Self { own: Mark::at(mark), may_write, unmarked }
     }
 
-    /// Copies of the descriptions that could not be marked yet, for a process that waits for the
-    /// requests in place of this one.
+    /// Returns copies of the descriptions that could not be marked yet, for another process that
+    /// waits for the requests instead of this one.
     ///
     /// # Errors
-    /// `EMFILE`: the process has no further descriptor.
+    /// `EMFILE`: no descriptor is free.
     pub fn unmarked(&self) -> Result<Vec<OwnedFd>, Errno> {
         let unmarked = self.lock().clone();
         let fds = unmarked.iter().flat_map(|copies| &copies.fds);
         fds.map(|fd| rustix::io::fcntl_dupfd_cloexec(fd, 3)).collect()
     }
 
-    /// True if another process has had the image locked since the descriptions were to be marked.
-    /// It got the image although requests may have been under way, and may have written since.
+    /// True if another process has had the image locked since these descriptions were to be marked.
+    /// That process got the image although requests may have been under way, and may have written
+    /// since.
     #[must_use]
     pub fn is_elsewhere(&self) -> bool {
         self.lock().is_some()
@@ -300,26 +307,27 @@ impl Ending {
         self.unmarked.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The byte that its descriptions have locked.
+    /// The mark byte that the descriptions have locked.
     #[must_use]
     pub fn mark(&self) -> i64 {
         self.own.byte()
     }
 
-    /// False if the process could only read: once it has ended, what is left of it goes to the
-    /// memory of its own guests, and harms nobody else.
+    /// False if the process could only read: its remaining requests can write only to the memory of
+    /// its own guests, and harm nobody else.
     #[must_use]
     pub fn may_write(&self) -> bool {
         self.may_write
     }
 
-    /// True when all its descriptions are closed, and their requests have ended. If they are not
-    /// marked yet, this tries it again. May block as long as a lock of the file system may.
+    /// True when all descriptions are closed and their requests have ended. If they are not marked
+    /// yet, tries that again. May block as long as a lock of the file system may.
     ///
     /// # Errors
-    /// The error of the file system, which cannot mark or cannot tell.
+    /// The file system cannot lock the byte, or cannot tell whether it is locked.
     pub fn is_over(&self, image: &Image) -> Result<bool, Errno> {
-        // Not locked during calls of the file system: the control thread asks [`Self::unmarked`].
+        // Do not hold the mutex during calls of the file system: the control thread calls
+        // [`Self::unmarked`].
         let unmarked = self.lock().clone();
         if let Some(copies) = unmarked {
             match copies.mark(self.own) {

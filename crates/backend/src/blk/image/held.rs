@@ -1,5 +1,5 @@
-//! The lock of an image that goes with the rings: a guest that migrates between two processes hands
-//! its image over.
+//! The lock of an image with `lock_with_rings`: a guest that migrates between two processes passes
+//! its image from one to the other.
 
 use super::{Image, ImageError};
 use crate::sys::file as sys;
@@ -8,10 +8,10 @@ use rustix::io::Errno;
 use std::path::Path;
 
 impl Image {
-    /// Takes the lock, if it goes with the rings. May block.
+    /// Locks the image, if it has `lock_with_rings`. May block.
     ///
     /// # Errors
-    /// `InUse`: another process has the image. `Lock`: the file system cannot lock it.
+    /// `InUse`: another process has locked the image. `Lock`: the file system cannot lock it.
     pub fn acquire(&self) -> Result<(), ImageError> {
         if !self.lock_with_rings {
             return Ok(());
@@ -19,8 +19,8 @@ impl Image {
         lock(self.locked(), &self.path, !self.geometry.read_only, sys::lock_up_to_given)
     }
 
-    /// Makes all written bytes durable, then gives the lock back: whoever takes it next may be on
-    /// another host, and reads past the page cache of this one. No request is in flight. May block.
+    /// Flushes the image, then unlocks it: the next process that locks it may be on another host,
+    /// and does not see this host's page cache. No request may be in flight. May block.
     pub fn release(&self) {
         if !self.lock_with_rings {
             return;
@@ -28,7 +28,7 @@ impl Image {
         let image = self.path.display();
         let synced = if self.geometry.read_only { Ok(()) } else { self.sync() };
         if let Err(errno) = synced {
-            // Keep the lock: only this host has the bytes that were written last.
+            // Keep the lock: only this host has the last bytes.
             tracing::error!(%image, %errno, "flushing the image failed; it stays locked");
             return;
         }
@@ -38,7 +38,7 @@ impl Image {
     }
 }
 
-/// Locks a file that was opened by the name `path`, by one of the two ways of `sys`.
+/// Locks a file, by one of the two functions of `sys`. `path` is its name for errors.
 pub(super) fn lock(
     file: &OwnedFd,
     path: &Path,

@@ -1,4 +1,4 @@
-//! `Image::look`: whether a path can name an image, found out without opening it.
+//! `Image::look`: checks whether a path can name an image, without opening it.
 
 use super::{Image, ImageError};
 use rustix::fs::FileType;
@@ -6,11 +6,11 @@ use rustix::io::Errno;
 use std::path::Path;
 
 impl Image {
-    /// Looks at what `path` names, without opening it.
+    /// Checks the file that `path` names, without opening it.
     ///
     /// # Errors
-    /// `Open`: nothing has this name. `Kind`, `Empty`, `Sectors`: it cannot be an image. A path
-    /// that the caller may not look at is no error.
+    /// `Open`: there is no such file. `Kind`, `Empty`, `Sectors`: it cannot be an image. A path
+    /// that the caller may not look up is no error.
     pub fn look(path: &Path) -> Result<(), ImageError> {
         let at = || path.to_path_buf();
         let stat = match rustix::fs::stat(path) {

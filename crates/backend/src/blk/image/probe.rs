@@ -1,12 +1,13 @@
-//! Probes the host's abilities for an image, such as `RWF_NOWAIT` and holes, when it is opened.
+//! Probes which features the host has for an image, such as `RWF_NOWAIT` and holes, when the image
+//! is opened.
 
 use crate::sys::file as sys;
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::fs::{FallocateFlags, OFlags, StatxFlags};
 use rustix::io::Errno;
 
-/// The alignment that `O_DIRECT` asks of memory and offsets. `statx` tells since Linux 6.1; before,
-/// it is the block size of a block device, and one page for a file.
+/// Returns the alignments of memory and of offsets that `O_DIRECT` requires, from `statx` (Linux
+/// 6.1). If `statx` does not tell: the block size of a block device, and 4096 for a file.
 pub(super) fn direct_alignment(file: &OwnedFd, block_device: bool) -> (usize, u64) {
     /// `STATX_DIOALIGN`, of Linux 6.1.
     const DIOALIGN: StatxFlags = StatxFlags::from_bits_retain(0x2000);
@@ -20,7 +21,7 @@ pub(super) fn direct_alignment(file: &OwnedFd, block_device: bool) -> (usize, u6
     (size as usize, u64::from(size))
 }
 
-/// True if the file system knows `RWF_NOWAIT`. One byte is read, since a read of no bytes succeeds
+/// True if the file system supports `RWF_NOWAIT`. Reads one byte, since a read of no bytes succeeds
 /// everywhere.
 pub(super) fn can_nowait(file: &OwnedFd) -> bool {
     let Ok(memory) = manyring_memory::Mapping::anonymous(1) else { return false };
@@ -34,9 +35,9 @@ pub(super) fn is_in_memory(file: &OwnedFd) -> bool {
     rustix::fs::fstatfs(file).is_ok_and(|s| matches!(s.f_type, 0x0102_1994 | 0x8584_58f6))
 }
 
-/// The file system lets several threads write past the page cache at the same time, and tells the
-/// kernel's threads so (`FOP_DIO_PARALLEL_WRITE`, known to Linux 6.5 and newer): ext4 and XFS
-/// (`EXT4_SUPER_MAGIC`, `XFS_SUPER_MAGIC`). Nothing tells whether another file system does.
+/// True if several kernel threads can write to the file by direct I/O at the same time. ext4 and
+/// XFS (`EXT4_SUPER_MAGIC`, `XFS_SUPER_MAGIC`) announce that with `FOP_DIO_PARALLEL_WRITE` since
+/// Linux 6.5; for other file systems it cannot be found out.
 pub(super) fn writes_in_parallel(file: &OwnedFd) -> bool {
     let is_known = |release: &str| {
         let mut numbers = release.split('.').map_while(|number| number.parse::<u32>().ok());
@@ -46,7 +47,7 @@ pub(super) fn writes_in_parallel(file: &OwnedFd) -> bool {
         && rustix::fs::fstatfs(file).is_ok_and(|s| matches!(s.f_type, 0xef53 | 0x5846_5342))
 }
 
-/// True if holes can be punched. A file is tried past its end, where a hole changes nothing.
+/// True if holes can be punched. For a file, tries it behind the end, where a hole changes nothing.
 pub(super) fn can_punch(file: &OwnedFd, block_device: bool, size: u64) -> bool {
     if block_device {
         return discard_max_bytes(file).is_some_and(|max| max > 0);
@@ -56,11 +57,11 @@ pub(super) fn can_punch(file: &OwnedFd, block_device: bool, size: u64) -> bool {
 }
 
 /// The units in which the host stores an image, in bytes. They depend on the device or file system,
-/// and not on the file: a clone of a file can change the alignment that `O_DIRECT` asks for, and
-/// the guest's blocks must not change with it.
+/// and not on the file: cloning a file can change the alignment that `O_DIRECT` requires, and the
+/// guest's blocks must not change with it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Units {
-    /// 4096 where the block device itself has no smaller logical blocks, else 512.
+    /// 4096 if the block device has no smaller logical blocks, else 512.
     pub(super) logical: u32,
     /// A power of two, and at least `logical`.
     pub(super) physical: u32,
@@ -83,7 +84,7 @@ impl Units {
                 limit("optimal_io_size"),
             );
         }
-        // The page cache writes whole pages, so a smaller write costs as much as one of a page.
+        // The page cache writes whole pages, so a smaller write costs as much as a page.
         let block = rustix::fs::fstatfs(file).ok().and_then(|s| u32::try_from(s.f_bsize).ok());
         let physical = block.filter(|size| (4096..=FILE_BLOCK_MAX).contains(size));
         let preferred = rustix::fs::fstat(file).ok().and_then(|s| u64::try_from(s.st_blksize).ok());
@@ -102,11 +103,12 @@ impl Units {
     }
 }
 
-/// A file system that reports larger blocks, such as NFS, states a preference and no unit.
+/// Larger block sizes are ignored: NFS, for example, reports a preference and no unit.
 const FILE_BLOCK_MAX: u32 = 64 << 10;
 
-/// The unit in which `fallocate` zeroes or discards. A block device refuses a part of it
-/// (`EINVAL`). A file system makes a part zero in the page cache, past which a direct disk writes.
+/// Returns the unit in which `fallocate` zeroes or discards. A block device refuses a part of a
+/// unit (`EINVAL`). A file system zeroes a part of a unit in the page cache, which a direct disk
+/// bypasses.
 pub(super) fn range_unit(file: &OwnedFd, block_device: bool, direct: bool, units: &Units) -> u64 {
     match (block_device, direct) {
         (true, _) => rustix::fs::ioctl_blksszget(file).map_or(512, u64::from),
@@ -115,33 +117,33 @@ pub(super) fn range_unit(file: &OwnedFd, block_device: bool, direct: bool, units
     }
 }
 
-/// Bytes of the longest discard that a block device takes (`queue/discard_max_bytes` in sysfs).
+/// Returns the bytes of the longest discard of a block device (`queue/discard_max_bytes` in sysfs).
 fn discard_max_bytes(file: &OwnedFd) -> Option<u64> {
     queue_limit(file, "discard_max_bytes")
 }
 
-/// A limit of the queue of a block device, from sysfs.
+/// Reads a limit of a block device's queue from sysfs.
 fn queue_limit(file: &OwnedFd, name: &str) -> Option<u64> {
     let rdev = rustix::fs::fstat(file).ok()?.st_rdev;
     let (major, minor) = (rustix::fs::major(rdev), rustix::fs::minor(rdev));
     let device = format!("/sys/dev/block/{major}:{minor}");
-    // A partition has no queue folder of its own: its disk's is one level up.
+    // A partition has no queue folder; its disk's folder is one level up.
     ["queue", "../queue"].iter().find_map(|queue| {
         let text = std::fs::read_to_string(format!("{device}/{queue}/{name}")).ok()?;
         text.trim().parse().ok()
     })
 }
 
-/// Sets `O_NOATIME`, if this process may (it owns the file, or has `CAP_FOWNER`). Without it a read
-/// notes its time in the file system's journal, and waits while the journal is committed, even a
-/// read with `RWF_NOWAIT`.
+/// Sets `O_NOATIME`, if this process may (it owns the file, or has `CAP_FOWNER`). Without it, a
+/// read updates the access time, and waits while the file system commits its journal, even with
+/// `RWF_NOWAIT`.
 pub(super) fn leave_atime(file: &OwnedFd) {
     if let Ok(flags) = rustix::fs::fcntl_getfl(file) {
         let _ = rustix::fs::fcntl_setfl(file, flags | OFlags::NOATIME);
     }
 }
 
-/// Bytes of a file, or of a block device, for which `stat` reports no size.
+/// Returns the size in bytes of a file, or of a block device, whose size `stat` does not report.
 pub(super) fn size_of_file(file: &OwnedFd) -> Result<u64, Errno> {
     rustix::fs::seek(file, rustix::fs::SeekFrom::End(0))
 }

@@ -1,4 +1,5 @@
-//! The units of an image: which transfers may go past the page cache, and which ranges are whole.
+//! The units of an image: which transfers can use direct I/O, and which parts of a range are whole
+//! units.
 
 use super::{Image, size_of_file};
 use crate::blk::guard::Guard;
@@ -6,37 +7,37 @@ use std::ops::Range;
 use std::sync::PoisonError;
 
 impl Image {
-    /// Bytes of a unit that the host writes: the alignment for offsets with `O_DIRECT`, else 1.
+    /// Bytes of the unit that the host writes: the alignment of offsets with `O_DIRECT`, else 1.
     pub(in crate::blk) fn unit(&self) -> u64 {
         self.offset_align
     }
 
-    /// The units that `fallocate` can serve and that lie in the range as a whole. The result is
-    /// empty if the range holds no whole unit; its bounds lie inside the range even then.
+    /// Returns the part of the range that consists of whole units of `fallocate`. It is empty if
+    /// the range contains no whole unit; its bounds lie inside the range even then.
     pub(in crate::blk) fn whole_units(&self, offset: u64, len: u64) -> Range<u64> {
         let end = offset + len;
         let start = offset.next_multiple_of(self.range_unit).min(end);
         start..(end / self.range_unit * self.range_unit).max(start)
     }
 
-    /// The guard that keeps other writes out of a unit while a part of it is written.
+    /// The guard that keeps other writes out of a unit while a part of the unit is written.
     pub(in crate::blk) fn guard(&self) -> &Guard {
         &self.guard
     }
 
-    /// Makes `write`, which ends at `end`. If the file ends inside the last unit, the write makes
-    /// it longer, and it is cut back to its former size. `None`: the write ends inside the file.
+    /// Calls `write`, which writes up to `end`; `None`: the write ends inside the file. If the file
+    /// ends inside the last unit, the write extends it, and it is truncated to its former size.
     pub(in crate::blk) fn within_size<T>(&self, end: Option<u64>, write: impl FnOnce() -> T) -> T {
         let Some(end) = end.filter(|_| !self.block_device) else { return write() };
         let _sizing = self.sizing.lock().unwrap_or_else(PoisonError::into_inner);
         let size = size_of_file(&self.file).unwrap_or(u64::MAX);
         let written = write();
-        // A file that ends behind `end` was not made longer by this write, but by its operator.
+        // If the file is longer than `end`, the operator extended it meanwhile.
         if size_of_file(&self.file).is_ok_and(|now| now > size && now <= end) {
-            // If this fails the file has some zeroes more, and the disk has its size.
+            // If this fails, the file stays longer by some zeroes; the disk has its size anyway.
             let _ = rustix::fs::ftruncate(&self.file, size);
-            // The host zeroes the rest of the last page in its page cache. The page holds what is
-            // on the disk already: nothing is lost if this fails.
+            // Truncating has zeroed the rest of the last page in the page cache. Flush and drop the
+            // page; its bytes are on the disk already, so nothing is lost if this fails.
             let _ = rustix::fs::fdatasync(&self.file);
             let page = size - size % rustix::param::page_size() as u64;
             let _ = rustix::fs::fadvise(&self.file, page, None, rustix::fs::Advice::DontNeed);
@@ -44,7 +45,7 @@ impl Image {
         written
     }
 
-    /// True if a transfer can go to [`Self::file`]: with `O_DIRECT` its offset and all its slices
+    /// True if a transfer can use [`Self::file`]: with `O_DIRECT` its offset and all its slices
     /// must be aligned. A transfer that is not aligned is copied (`bounce.rs`).
     #[must_use]
     pub fn is_aligned(&self, offset: u64, slices: &[manyring_memory::GuestSlice]) -> bool {

@@ -1,32 +1,33 @@
-//! A queue tells the guard of its image which writes it begins and ends, so that no other write is
-//! under way in a unit of which the disk's thread changes a part.
+//! Tells the image's guard which writes a queue begins and ends, so that no other write is under
+//! way in a unit of which the disk's thread changes a part.
 
 use super::{Stage, UringQueue};
 use crate::blk::{Op, Request};
 use crate::sys::uring::Ring;
 
 impl UringQueue {
-    /// True if `fallocate` can serve all of a discard or write-zeroes.
+    /// True if `fallocate` alone can serve a discard or write-zeroes, because its range consists of
+    /// whole units.
     pub(super) fn is_whole(&self, request: &Request) -> bool {
         let (offset, len) = (request.offset, request.len);
         let is_range = matches!(request.op, Op::Discard | Op::WriteZeroes { .. });
         !is_range || self.image.whole_units(offset, len) == (offset..offset + len)
     }
 
-    /// Registers the queue with the guard of its image, on the worker that has this ring.
+    /// Registers the queue with the image's guard; `ring` is that of the queue's worker.
     pub(super) fn sit_down(&self, ring: &Ring, tag: u64) {
         if self.image.is_direct() {
             self.image.guard().attach(self.name, ring.inbox(), tag);
         }
     }
 
-    /// Takes the queue off the guard's list, before it leaves its worker or ends.
+    /// Removes the queue from the guard, before it leaves its worker or ends.
     pub(super) fn stand_up(&self) {
         self.image.guard().detach(self.name);
     }
 
-    /// Before a request is started: lists it as under way, or marks it for the disk's thread if
-    /// that thread is changing a unit that the request touches.
+    /// Call before a request is started: lists it as under way, or marks it for the disk's thread
+    /// if that thread is changing a unit that the request touches.
     #[inline]
     pub(super) fn keep_apart(&mut self, token: u32) {
         if self.image.guard().is_active() {
@@ -45,7 +46,8 @@ impl UringQueue {
         }
     }
 
-    /// Takes a request that has ended, or goes to the disk's thread, off the guard's list.
+    /// Takes a request off the guard's list, because it has ended or is passed to the disk's
+    /// thread.
     #[inline]
     pub(super) fn left(&self, token: u32) {
         let guard = self.image.guard();
@@ -54,7 +56,7 @@ impl UringQueue {
         }
     }
 
-    /// Tells the guard which writes of this queue the kernel has.
+    /// Answers the guard's question which writes of this queue the kernel has.
     #[cold]
     pub(super) fn answer(&self) {
         let writes = (0..).zip(&self.in_flight).filter(|(_, entry)| {

@@ -1,5 +1,4 @@
-//! `IoInFlight`: a request that the kernel has, and the step that follows each result of the
-//! kernel.
+//! `IoInFlight`: a request that the kernel serves, and the step that follows each result.
 
 use super::{PUNCH_HOLE, ZERO_RANGE};
 use crate::blk::quota::Retries;
@@ -9,23 +8,23 @@ use rustix::io::Errno;
 use std::ops::Range;
 
 /// The call that the kernel is making for a request. Most requests have one stage. Write-zeroes
-/// tries the cheapest way that is allowed, then the next. A durable request ends with a flush,
-/// unless it is a write past the page cache, which is durable by itself.
+/// first tries the cheapest way that is allowed, then others. A durable request ends with a flush,
+/// unless it is a direct write, which is durable by itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Stage {
-    /// Data between disk and guest.
+    /// Transfer of data between disk and guest.
     Transfer,
     /// `fallocate` with this mode.
     Fallocate(i32),
-    /// Writes of zeroes from memory of the daemon.
+    /// Write of zeroes from memory of the daemon.
     Zeroes,
     /// `fdatasync`.
     Flush,
-    /// The disk's own thread does all that is left of the request.
+    /// The disk's own thread serves the rest of the request.
     Aside,
 }
 
-/// The part of a request that is not done yet.
+/// The remaining part of a request.
 #[derive(Debug)]
 pub(super) struct IoInFlight {
     pub(super) op: Op,
@@ -33,24 +32,25 @@ pub(super) struct IoInFlight {
     pub(super) offset: u64,
     pub(super) len: u64,
     pub(super) aligned: bool,
-    /// The slices that are not done. Their memory stays mapped while they are listed here.
+    /// The remaining slices. Their memory stays mapped while they are listed here.
     pub(super) rest: SliceList,
     pub(super) retries: Retries,
-    /// The kernel has an entry for the request, or the disk's own thread has a task.
+    /// True while the kernel has an entry for the request, or the disk's own thread has a task.
     pub(super) is_open: bool,
-    /// The queue stops: a transfer ends after the piece that the kernel has.
+    /// True if the queue stops: a transfer then ends after its present piece.
     pub(super) is_recalled: bool,
-    /// Guest memory has changed: `rest` must release its snapshot when the request is done.
+    /// True if guest memory has changed: `rest` must drop its memory snapshot when the request is
+    /// done.
     pub(super) is_retired: bool,
-    /// The queue has listed the token: a request of it may hold the present guest memory.
+    /// True if `holders` lists the token: `rest` may refer to the present guest memory.
     pub(super) is_holder: bool,
 }
 
-/// The queue's next step for a request after the kernel's result for one of its entries.
+/// The queue's next step after the kernel's result for an entry of a request.
 pub(super) enum Step {
-    /// Give the kernel another entry.
+    /// Submit another entry.
     Again,
-    /// Serve the rest on the worker: the kernel has no thread for it.
+    /// Serve the rest on the worker: the kernel cannot start a thread for it.
     Here,
     Done,
     Failed(Errno),
@@ -77,8 +77,8 @@ impl Default for IoInFlight {
 }
 
 impl IoInFlight {
-    /// Nobody works on the request any more. True if guest memory has changed while it was in
-    /// flight, so that `rest` has released its snapshot.
+    /// Marks the request as done. Returns true if guest memory has changed while it was in flight;
+    /// then `rest` has dropped its memory snapshot.
     pub(super) fn close(&mut self) -> bool {
         (self.is_open, self.is_recalled) = (false, false);
         let was_retired = std::mem::take(&mut self.is_retired);
@@ -88,12 +88,13 @@ impl IoInFlight {
         was_retired
     }
 
-    /// True if the queue stops and a piece of this transfer has ended: no further piece follows.
+    /// True if no further piece of this transfer may follow, because the queue stops.
     pub(super) fn ends_now(&self) -> bool {
         self.is_recalled && self.stage == Stage::Transfer
     }
 
-    /// Guest memory has changed: lets go of its old snapshot, at once or when the request is done.
+    /// Call when guest memory has changed: drops the old memory snapshot, at once or when the
+    /// request is done.
     pub(super) fn retire(&mut self) {
         (self.is_retired, self.is_holder) = (true, false);
         if !self.is_open {
@@ -112,23 +113,24 @@ impl IoInFlight {
         self.op == Op::Write { durable: true } && image.syncs_by_write()
     }
 
-    /// The bytes of the disk that are not done.
+    /// The remaining range on the disk.
     pub(super) fn range(&self) -> Range<u64> {
         self.offset..self.offset + self.len
     }
 
-    /// Notes that `n` more bytes of the guest's memory are done.
+    /// Records that `n` more bytes of the guest's memory are done.
     pub(super) fn advance(&mut self, n: usize) {
         self.rest.advance(n);
         self.offset += n as u64;
         self.len = self.len.saturating_sub(n as u64);
     }
 
-    /// The kernel has transferred `n` bytes, or ended a stage that transfers none.
+    /// Returns the next step after the kernel has transferred `n` bytes, or has ended a stage that
+    /// transfers none.
     pub(super) fn went_on(&mut self, n: usize, image: &Image) -> Step {
         self.retries.renew();
         match self.stage {
-            // The file is shorter than the disk: it was truncated after it was measured.
+            // The file was truncated after it was measured: it is shorter than the disk.
             Stage::Transfer | Stage::Zeroes if n == 0 => return Step::Failed(Errno::IO),
             Stage::Transfer => {
                 self.advance(n);
@@ -144,7 +146,7 @@ impl IoInFlight {
                     return Step::Again;
                 }
             }
-            // The disk's thread has done all stages, a flush included.
+            // The disk's thread has done all stages, including a flush.
             Stage::Aside => return Step::Done,
             Stage::Fallocate(_) | Stage::Flush => {}
         }
@@ -160,19 +162,22 @@ impl IoInFlight {
         Step::Done
     }
 
-    /// The kernel's entry has failed with `errno`.
+    /// Returns the next step after an entry has failed with `errno`.
     pub(super) fn failed(&mut self, errno: Errno) -> Step {
         match (errno, self.op, self.stage) {
-            // The disk's thread has retried `EAGAIN`, and tried every way to write zeroes.
+            // The disk's thread has already retried after `EAGAIN`, and tried every way to write
+            // zeroes.
             (_, _, Stage::Aside) => Step::Failed(errno),
             (Errno::AGAIN | Errno::INTR, ..) if self.retries.may_try_again() => Step::Again,
-            // The file system cannot make this transfer without waiting: the next try may wait.
+            // The file system does not support this transfer without waiting: allow the next try to
+            // wait.
             (Errno::OPNOTSUPP, Op::Read | Op::Write { .. }, Stage::Transfer)
                 if !self.retries.is_tried() && self.retries.may_try_again() =>
             {
                 Step::Again
             }
-            // Only the kernel cancels entries: when it cannot start its first thread.
+            // The kernel cancels an entry when it cannot start its first thread; nobody else
+            // cancels any.
             (Errno::CANCELED, ..) => Step::Here,
             // A discard is a hint: it need not do anything.
             (Errno::OPNOTSUPP, Op::Discard, _) => Step::Done,

@@ -1,14 +1,14 @@
-//! Zeroes that are written to a disk whose file system has no call to make them.
+//! Zeroes that are written to a disk whose file system has no call that zeroes a range.
 
 use manyring_memory::{GuestSlice, Mapping, MemoryError};
 use std::sync::OnceLock;
 
-/// Bytes of one mapping of zeroes, and how often an io_uring entry lists it at most.
+/// Bytes of the mapping of zeroes, and how often one io_uring entry lists it at most.
 const ZEROES: (u64, usize) = (256 << 10, 16);
 
-/// The zeroes of this process. They are never written, so the kernel reads its zero page, and no
-/// memory is allocated. They are never unmapped, since the kernel may still write them to a disk
-/// when the queue that asked for it is gone.
+/// Returns the zeroes of this process. They are never written, so the kernel maps its zero page,
+/// and no memory is allocated. They are never unmapped, since the kernel may still write them to a
+/// disk after the queue that submitted the write has ended.
 pub(super) fn shared_zeroes() -> Result<&'static Mapping, MemoryError> {
     static SHARED: OnceLock<Mapping> = OnceLock::new();
     if let Some(mapping) = SHARED.get() {
@@ -18,7 +18,7 @@ pub(super) fn shared_zeroes() -> Result<&'static Mapping, MemoryError> {
     Ok(SHARED.get_or_init(|| mapping))
 }
 
-/// Slices of zeroes for one entry: `len` bytes, or 4 MiB if `len` is more.
+/// Returns slices of zeroes for one entry: `len` bytes, or 4 MiB if `len` is more.
 pub(super) fn zeroes(source: &'static Mapping, len: u64) -> Vec<GuestSlice<'static>> {
     let (mut left, mut slices) = (len, Vec::new());
     while left > 0 && slices.len() < ZEROES.1 {

@@ -1,4 +1,4 @@
-//! `Channel`: the bursts on their way from one transmitq to one receiveq, and back.
+//! `Channel`: carries bursts of frames from one transmitq to one receiveq, and empty bursts back.
 
 use super::handoff::SpscQueue;
 use crate::net::{Frames, Outcome, Returned, Token};
@@ -7,15 +7,15 @@ use manyring_memory::MemoryError;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-/// Frames that a sender lends to one receiver together.
+/// A burst of frames that a sender lends to one receiver.
 #[derive(Debug)]
 pub(super) struct LentFrames {
     pub(super) frames: Frames,
-    /// Tokens of frames that the receiver has copied.
+    /// Tokens of frames that the receiver has copied or dropped.
     passed: Vec<Token>,
-    /// The outcome that frames get which the receiver has not copied when the burst comes back.
+    /// The outcome of the frames that the receiver has not copied when the burst comes back.
     rest: Outcome,
-    /// The receiver has taken the burst once, so that the sender must not add frames to it.
+    /// True once the receiver has taken the burst: then the sender must not add frames to it.
     is_touched: bool,
 }
 
@@ -30,24 +30,24 @@ impl LentFrames {
         }))
     }
 
-    /// Receiver: notes that it has copied or dropped the first `count` frames.
+    /// For the receiver: records that it has copied or dropped the first `count` frames.
     pub(super) fn pass(&mut self, count: usize) {
         self.is_touched = true;
         self.frames.drop_front(count, &mut self.passed);
     }
 
-    /// Receiver: gives up the remaining frames, whose outcome is `rest`.
+    /// For the receiver: gives up the remaining frames, with the outcome `rest`.
     pub(super) fn give_up(&mut self, rest: Outcome) {
         self.rest = rest;
     }
 
-    /// True if the sender may add frames: the receiver has not taken the burst yet.
+    /// True if the sender may add frames, because the receiver has not taken the burst yet.
     pub(super) fn is_untouched(&self) -> bool {
         !self.is_touched
     }
 
-    /// Sender: ends a burst that has come back. Adds its frames with their outcomes to `done`, and
-    /// lets go of the guest memory. Returns the number of the frames.
+    /// For the sender: ends a burst that has come back. Adds its frames with their outcomes to
+    /// `done`, and drops the reference to guest memory. Returns the number of frames.
     pub(super) fn settle(&mut self, done: &mut Vec<Returned>) -> usize {
         let before = done.len();
         let returned = |outcome| move |token| Returned { token, outcome };
@@ -59,18 +59,18 @@ impl LentFrames {
     }
 }
 
-/// The path of bursts from one transmitq to one receiveq, and of the empty bursts back.
+/// The path of bursts from one transmitq to one receiveq, and of empty bursts back.
 #[derive(Debug)]
 pub(super) struct Channel {
-    /// Bursts for the receiver; then those that it has finished with.
+    /// Bursts for the receiver, and bursts that the receiver has finished.
     pub(super) full: SpscQueue<Box<LentFrames>>,
     pub(super) back: SpscQueue<Box<LentFrames>>,
-    /// The channel's bit in the receiver's doorbell, and in the sender's.
+    /// The bits of the channel in the receiver's doorbell, and in the sender's.
     pub(super) bit: u64,
     pub(super) back_bit: u64,
     /// The sender's doorbell.
     pub(super) home: Arc<Doorbell>,
-    /// The sender does not use the channel any more, so the receiver can drop it.
+    /// Set when the sender no longer uses the channel, so that the receiver can drop it.
     pub(super) is_left: AtomicBool,
 }
 
@@ -86,7 +86,8 @@ impl Channel {
         })
     }
 
-    /// Receiver: returns the burst that is out. The caller must ring [`Self::home`] afterwards.
+    /// For the receiver: returns the burst that it has taken. The caller must ring [`Self::home`]
+    /// afterwards.
     pub(super) fn give_back(&self, burst: Box<LentFrames>) {
         self.full.finish();
         let is_back = self.back.put(burst).is_ok();

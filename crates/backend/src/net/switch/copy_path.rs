@@ -1,5 +1,5 @@
-//! `CopyPath`: carries copies of frames to ports: of flooded frames, and of those no channel can
-//! carry.
+//! `CopyPath`: carries copies of frames to ports: of flooded frames, and of frames that no channel
+//! can carry.
 
 use super::copy_queue::{COPIES, CopyInbox, FrameCopy};
 use super::vlan_rules::{Change, TAG_AT, Tag, VLAN_TAG};
@@ -16,41 +16,43 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use zerocopy::{FromBytes, IntoBytes};
 
-/// Bytes that a frame copy adds to `spent`, beside the bytes of its frame.
+/// The fixed cost of a frame copy in `spent`, beside the bytes of its frame.
 const FRAME_COPY_COST: usize = 512;
-/// How much a flooded frame may cost, counted as `spent`: 8192 frame copies. A frame that each of
-/// 4000 ports gets whole costs half of that. A frame that is cut into 512 segments would keep the
-/// worker from its other guests for a tenth of a second, so the last ports do not get it.
+/// The most that flooding one frame may cost, in the unit of `spent`: 8192 short frame copies. To
+/// flood a frame unsegmented to 4000 ports costs half of that. A frame that is cut into 512
+/// segments for each port would keep the worker from its other guests for a tenth of a second, so
+/// the last ports do not get it.
 const FLOOD_SPENT_MAX: usize = 8192 * FRAME_COPY_COST;
-/// Bytes of the header that comes before each frame.
+/// Bytes of the virtio-net header before each frame.
 const HEAD: usize = HEADER_SIZE;
 
-/// A copy of a frame for all ports that need the same change of its tag.
+/// A copy of a frame for all ports that need the same change of its VLAN tag.
 struct Copy {
     frame_copy: FrameCopy,
     pieces: FrameSegments,
 }
 
-/// The segments of a frame copy for guests who do not accept it as it is, made when the first such
-/// guest gets it. The inner `None`: the frame cannot be segmented.
+/// The segments of a frame copy, for guests that do not accept the frame unsegmented; made when the
+/// first such guest gets it. The inner `None`: the frame cannot be segmented.
 type FrameSegments = Option<Option<Vec<FrameCopy>>>;
 
-/// Carries copies of the frames that one port sends.
+/// Sends copies of frames from one port.
 #[derive(Debug)]
 pub struct CopyPath {
     pub(super) switch: Arc<Switch>,
     pub(super) own: Arc<Shared>,
-    /// The transmitq that the frames come from.
+    /// The index of the transmitq that the frames come from.
     pub(super) index: usize,
     pub(super) map: Arc<Map>,
     generation: u64,
-    /// Inboxes that have new copies, and whose receivers were not woken yet.
+    /// Inboxes with new copies, whose receivers were not woken yet.
     told: Vec<Arc<CopyInbox>>,
-    /// The work of copying for the present burst, in bytes, with `LETTER_COST` for each frame copy.
+    /// The cost of the copies of the present burst: their bytes, and `FRAME_COPY_COST` for each.
     pub(super) spent: usize,
 }
 
-/// The `TAKES_*` bits that a guest must have set to get a frame with this header unchanged.
+/// Returns the `TAKES_*` bits of the offloads that a guest must accept to get a frame with this
+/// header unchanged.
 pub(super) fn needs(header: &RawNetHeader) -> u8 {
     let gso = match header.gso_type & !HDR_GSO_ECN {
         HDR_GSO_NONE => 0,
@@ -72,13 +74,13 @@ impl CopyPath {
         copy_path
     }
 
-    /// Takes the present map of the ports. True if ports have come, gone or changed.
+    /// Loads the present map of the ports. Returns true if ports were added, removed or changed.
     #[inline]
     pub(super) fn refresh(&mut self) -> bool {
         self.switch.refresh(&mut self.map, &mut self.generation)
     }
 
-    /// Sends one frame as if the port's guest had sent it: `frame copy` is a header and the frame.
+    /// Sends one frame as if the port's guest had sent it: `frame_copy` is a header and the frame.
     pub fn send(&mut self, frame_copy: &[u8]) {
         self.refresh();
         self.spent = 0;
@@ -96,11 +98,11 @@ impl CopyPath {
         self.tell();
     }
 
-    /// Copies a frame to every other port that may have it.
+    /// Copies a frame to every other port that may receive it.
     pub(super) fn flood(&mut self, frame_copy: &[u8], vlan: u16, tag: Tag) {
         let map = self.map.clone();
-        // A copy for each of the changes that ports need, made for the first of them: a frame is
-        // either given a tag or has one whose VLAN is set. The inner `None`: it cannot be changed.
+        // One copy for each change that ports need, made for the first such port: a frame either
+        // gets a tag, or has one whose VLAN is set. The inner `None`: the change is impossible.
         let mut copies: [Option<Option<Copy>>; 3] = [None, None, None];
         for destination in map.ports.iter().flatten() {
             let port = &destination.port;
@@ -127,8 +129,8 @@ impl CopyPath {
         }
     }
 
-    /// Copies a frame to one port. True if the copy is queued for it; false if it was dropped,
-    /// which is counted unless the port is gone.
+    /// Copies a frame to one port. Returns true if the copy is in the port's queue; false if it was
+    /// dropped, which is counted unless the port was removed.
     pub(super) fn copy_to(&mut self, to: PortId, frame_copy: &[u8], change: Change) -> bool {
         let map = self.map.clone();
         let Some(destination) = map.get(to) else { return false };
@@ -140,8 +142,8 @@ impl CopyPath {
         self.deliver(destination, &copy.into(), &mut None)
     }
 
-    /// Puts a frame copy into the inbox of a port, or its segments if the guest does not accept it
-    /// as it is. False: it was dropped, and is counted.
+    /// Puts a frame copy into the inbox of a port; if the guest does not accept it as it is, puts
+    /// its segments. Returns false if it was dropped, which is counted.
     fn deliver(
         &mut self,
         to: &Destination,
@@ -176,14 +178,14 @@ impl CopyPath {
         is_put
     }
 
-    /// Wakes the receivers of all inboxes that have new copies.
+    /// Wakes the receivers of all inboxes with new copies.
     pub(super) fn tell(&mut self) {
         self.told.drain(..).for_each(|inbox| inbox.doorbell.post(COPIES));
     }
 }
 
 /// Segments a frame copy and completes its checksums. `None`: its header does not allow it, or
-/// would have a checksum written into what was judged.
+/// would place a checksum in bytes by which the switch has judged the frame.
 fn finished(header: &RawNetHeader, frame_copy: &[u8]) -> Option<Vec<FrameCopy>> {
     let mut frame = frame_copy[HEAD..].to_vec();
     if !header.is_in_place(&frame) {
@@ -198,7 +200,7 @@ fn finished(header: &RawNetHeader, frame_copy: &[u8]) -> Option<Vec<FrameCopy>> 
     count.is_ok().then_some(pieces)
 }
 
-/// Puts the segments of a frame copy into an inbox. True if at least one found room.
+/// Puts the segments of a frame copy into an inbox. Returns true if at least one of them fitted.
 fn put_all(
     to: &Destination,
     inbox: &CopyInbox,
@@ -223,8 +225,8 @@ fn put_all(
     put > 0
 }
 
-/// A copy of a frame copy whose tag is changed for another port. `None`: the frame is too short for
-/// the change, or would become too long.
+/// Returns a copy of a frame copy with its tag changed for another port. `None`: the frame is too
+/// short for the change, or would become too long.
 fn changed(frame_copy: &[u8], change: Change) -> Option<Vec<u8>> {
     let mut copy = frame_copy.to_vec();
     let at = HEAD + TAG_AT;
@@ -234,7 +236,8 @@ fn changed(frame_copy: &[u8], change: Change) -> Option<Vec<u8>> {
         if header.flags & HDR_F_NEEDS_CSUM != 0 {
             header.csum_start = moved(header.csum_start.get())?.into();
         }
-        // The driver's hint may be shorter than the tag; 0 says nothing (virtio 1.3 §5.1.6.2).
+        // `hdr_len` is a hint that may be shorter than the tag; 0 means unknown (virtio 1.3
+        // §5.1.6.2).
         if header.hdr_len.get() != 0 {
             let hint = i32::from(header.hdr_len.get()) + by;
             header.hdr_len = u16::try_from(hint).unwrap_or(0).into();
@@ -269,7 +272,7 @@ fn changed(frame_copy: &[u8], change: Change) -> Option<Vec<u8>> {
 }
 
 impl Shared {
-    /// True if the port takes frames with this header as they are.
+    /// True if the port accepts frames with this header unchanged.
     pub(super) fn takes_all_of(&self, header: &RawNetHeader) -> bool {
         needs(header) & !self.takes.load(Ordering::Acquire) == 0
     }

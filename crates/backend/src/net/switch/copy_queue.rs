@@ -6,17 +6,17 @@ use rustix::io::Errno;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 
-/// Frame copies that wait for one receiveq at most, and their bytes.
+/// The most frame copies that wait for one receiveq, and their bytes.
 pub(super) const FRAME_COPIES_MAX: usize = 512;
 const FRAME_COPY_BYTES_MAX: usize = 1 << 20;
-/// When this many channels wait that the receiver has not seen, those that their senders have left
+/// When so many channels wait that the receiver has not taken, those that their senders have left
 /// are dropped.
 const CHANNELS_UNSEEN: usize = 64;
-/// How often a lock is tried before the frame copy or channel is dropped: a holder only moves a
+/// How often a lock is tried before the frame copy or channel is dropped: its holder only moves a
 /// pointer.
 const TRIES: usize = 200;
 
-/// Bits of the doorbell: copies have come; new channels have come. The 62 bits below belong to
+/// Doorbell bits for "there are copies" and "there are new channels". The 62 bits below belong to
 /// channels.
 pub(super) const COPIES: u64 = 1 << 62;
 pub(super) const CHANNELS: u64 = 1 << 63;
@@ -25,23 +25,24 @@ const CHANNEL_BITS: u32 = 62;
 /// A copy of a frame behind its header, in the daemon's own memory. Several receivers may share it.
 pub(super) type FrameCopy = Arc<[u8]>;
 
-/// New channels and copies of one receiveq, which any sender adds to.
+/// New channels and frame copies for one receiveq, to which any sender adds.
 #[derive(Debug)]
 pub(super) struct CopyInbox {
     pub(super) doorbell: Doorbell,
-    /// Channels that the receiver has not seen yet.
+    /// Channels that the receiver has not taken yet.
     channels: Mutex<Vec<Arc<Channel>>>,
     channel_bits: AtomicU32,
     copies: Mutex<Vec<FrameCopy>>,
-    /// Numbers of the frame copies put and of those that are finished; bytes of the frame copies
-    /// between.
+    /// The number of frame copies that were put, the number that are finished, and the bytes of
+    /// those between.
     put: AtomicU64,
     done: AtomicU64,
     bytes: AtomicUsize,
     is_closed: AtomicBool,
 }
 
-/// Tries the lock [`TRIES`] times, which outlasts a holder that only moves a pointer.
+/// Tries the lock [`TRIES`] times, long enough for a holder that only moves a pointer. `None`: it
+/// stays locked.
 fn soon<T>(lock: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
     for _ in 0..TRIES {
         match lock.try_lock() {
@@ -54,6 +55,8 @@ fn soon<T>(lock: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
 }
 
 impl CopyInbox {
+    /// Makes an empty inbox.
+    ///
     /// # Errors
     /// Those of [`Doorbell::new`].
     pub(super) fn new() -> Result<Arc<Self>, Errno> {
@@ -74,18 +77,20 @@ impl CopyInbox {
         self.is_closed.load(Ordering::Acquire)
     }
 
-    /// A bit for one more channel; several channels may have the same one.
+    /// Returns a doorbell bit for another channel; several channels may share a bit.
     pub(super) fn channel_bit(&self) -> u64 {
         1 << (self.channel_bits.fetch_add(1, Ordering::Relaxed) % CHANNEL_BITS)
     }
 
-    /// Sender: adds a new channel. False: not now, try with a later frame.
+    /// For a sender: adds a new channel. Returns false if that is not possible now; the sender
+    /// tries again with a later frame.
     pub(super) fn add_channel(&self, channel: &Arc<Channel>) -> bool {
         let Some(mut channels) = soon(&self.channels) else { return false };
         if self.is_closed() {
             return false;
         }
-        // A receiver without buffers takes no channels, however many its senders leave and begin.
+        // A receiver without buffers takes no channels: drop those that their senders have left, so
+        // that the list does not grow without end.
         if channels.len() % CHANNELS_UNSEEN == CHANNELS_UNSEEN - 1 {
             channels.retain(|channel| !channel.is_left.load(Ordering::Acquire));
         }
@@ -95,7 +100,7 @@ impl CopyInbox {
         true
     }
 
-    /// Receiver: takes the new channels.
+    /// For the receiver: moves the new channels to `into`.
     pub(super) fn take_channels(&self, into: &mut Vec<Arc<Channel>>) {
         self.doorbell.alarm().take(CHANNELS);
         match soon(&self.channels) {
@@ -104,13 +109,13 @@ impl CopyInbox {
         }
     }
 
-    /// Channels that the receiver has not taken yet.
+    /// The number of channels that the receiver has not taken yet.
     #[cfg(test)]
     pub(super) fn unseen(&self) -> usize {
         self.channels.lock().unwrap_or_else(PoisonError::into_inner).len()
     }
 
-    /// The oldest frame copy, which stays in the inbox.
+    /// For tests: the oldest frame copy, which stays in the inbox.
     #[cfg(test)]
     pub(super) fn first(&self) -> FrameCopy {
         self.copies.lock().unwrap_or_else(PoisonError::into_inner)[0].clone()
@@ -122,7 +127,8 @@ impl CopyInbox {
         self.waiting() >= FRAME_COPIES_MAX || bytes + len > FRAME_COPY_BYTES_MAX
     }
 
-    /// Sender: adds a frame copy; then the caller must post [`COPIES`]. False: there is no room.
+    /// For a sender: adds a frame copy; the caller must then post [`COPIES`]. Returns false if
+    /// there is no room.
     pub(super) fn put(&self, frame_copy: FrameCopy) -> bool {
         if self.is_full(frame_copy.len()) {
             return false;
@@ -137,13 +143,13 @@ impl CopyInbox {
         true
     }
 
-    /// Frame copies that the receiver has not finished.
+    /// The number of frame copies that the receiver has not finished.
     pub(super) fn waiting(&self) -> usize {
         let (done, put) = (self.done.load(Ordering::Acquire), self.put.load(Ordering::Acquire));
         usize::try_from(put.saturating_sub(done)).unwrap_or(usize::MAX)
     }
 
-    /// The number of frame copies put so far, which is the number of the last one.
+    /// The number of frame copies that were put so far, which is the number of the last one.
     pub(super) fn last(&self) -> u64 {
         self.put.load(Ordering::Acquire)
     }
@@ -154,7 +160,7 @@ impl CopyInbox {
         count == 0 || self.done.load(Ordering::Acquire) >= count
     }
 
-    /// Receiver: takes all frame copies.
+    /// For the receiver: moves all frame copies to `into`.
     pub(super) fn take_copies(&self, into: &mut impl Extend<FrameCopy>) {
         self.doorbell.alarm().take(COPIES);
         match soon(&self.copies) {
@@ -163,16 +169,16 @@ impl CopyInbox {
         }
     }
 
-    /// Receiver: notes that it has finished a frame copy.
+    /// For the receiver: records that it has finished a frame copy.
     pub(super) fn note_done(&self, frame_copy: &FrameCopy) {
         self.bytes.fetch_sub(frame_copy.len(), Ordering::Relaxed);
         self.done.fetch_add(1, Ordering::Release);
     }
 
-    /// Receiver: ends the inbox. Returns the channels that it has not taken.
+    /// For the receiver: ends the inbox. Returns the channels that it has not taken.
     pub(super) fn close(&self) -> Vec<Arc<Channel>> {
         self.is_closed.store(true, Ordering::Release);
-        // A sender with an old map keeps this inbox alive, so drop the frame copies now.
+        // Drop the frame copies now: a sender with an old map may keep this inbox alive.
         self.copies.lock().unwrap_or_else(PoisonError::into_inner).clear();
         std::mem::take(&mut *self.channels.lock().unwrap_or_else(PoisonError::into_inner))
     }

@@ -1,8 +1,8 @@
-//! The counters of a switch's port, each defined once.
+//! The counters of a switch's port; each is defined by one line here.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// A counter to which several queues add, on slow paths only, by atomic additions.
+/// A counter to which several queues add by atomic additions, on slow paths only.
 #[derive(Debug, Default)]
 pub struct Count(AtomicU64);
 
@@ -12,7 +12,7 @@ impl Count {
         self.0.fetch_add(n, Ordering::Relaxed);
     }
 
-    /// The number as it is now.
+    /// The present value.
     #[must_use]
     pub fn value(&self) -> u64 {
         self.0.load(Ordering::Relaxed)
@@ -38,8 +38,8 @@ macro_rules! port_counters {
                 },)*]
             }
 
-            /// Shows these values, in the order of [`Self::all`], of a port that another process
-            /// has; a counter whose value is missing keeps its own.
+            /// Stores values from another process that serves the port, in the order of
+            /// [`Self::all`]. A counter without a value is not changed.
             pub fn show(&self, values: &[u64]) {
                 let mut values = values.iter();
                 $(if let Some(value) = values.next() {

@@ -1,19 +1,19 @@
-//! `SpscQueue`: a queue of at most eight things from one thread to another, in order. Neither
-//! waits.
+//! `SpscQueue`: passes at most eight items from one thread (the giver) to another (the taker), in
+//! order. No thread waits.
 //!
 //! ```text
 //! put        (giver)   the next place becomes full
-//! take       (taker)   the oldest full place; the thing is out, and its place stays taken
-//! put_back   (taker)   what is out is full again, as the oldest
-//! finish     (taker)   what is out is gone for good: its place is free
-//! recall     (giver)   every full place becomes empty: the giver has those things again
-//! take_last  (giver)   the newest, if it is still full: to add to it, and put it again
+//! take       (taker)   the oldest full place; the item is out, and its place stays taken
+//! put_back   (taker)   the item that is out goes back to its place, as the oldest
+//! finish     (taker)   the item that is out is done: its place is free
+//! recall     (giver)   every full place becomes empty: the giver has those items again
+//! take_last  (giver)   the newest item, if its place is still full: to add to it, and put it again
 //! ```
-//! 1. Each place has a lock of its own, and by the two counts only one side uses a place at a time,
-//!    unless the giver recalls. So a lock is free whenever nothing is recalled, and it is only ever
-//!    *tried*: a side that finds it taken tries again later.
-//! 2. An empty place between full ones is left by a recall. The taker skips it while it holds the
-//!    lock of the place. The giver holds the same lock when it fills the place again, and so knows
+//! 1. Each place has a lock of its own. The two counts make sure that only one side uses a place at
+//!    a time, unless the giver recalls. So a lock is free whenever nothing is recalled, and it is
+//!    only ever *tried*: a side that finds it locked tries again later.
+//! 2. A recall leaves empty places between full ones. The taker skips an empty place while it holds
+//!    the place's lock. The giver holds the same lock when it fills the place again, and so knows
 //!    whether the taker has skipped it.
 
 #[cfg(loom)]
@@ -27,7 +27,7 @@ use std::sync::{
     atomic::{AtomicUsize, Ordering},
 };
 
-/// Things that can be on their way at a time.
+/// The most items that are in the queue at a time.
 const PLACES: usize = 8;
 
 #[derive(Debug, Default)]
@@ -35,32 +35,34 @@ enum Place<T> {
     #[default]
     Empty,
     Full(T),
-    /// The taker has the thing, or has finished with it.
+    /// The taker has the item, or has finished it.
     Out,
 }
 
 /// The result of [`SpscQueue::take`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TakeResult<T> {
-    /// The oldest thing.
+    /// The oldest item.
     Thing(T),
-    /// Nothing is on its way.
+    /// The queue is empty.
     Nothing,
-    /// The giver holds the lock of the oldest place: take again.
+    /// The giver holds the lock of the oldest place: call `take` again.
     Busy,
 }
 
-/// Things on their way from a giver to a taker: one thread each at any time.
+/// A queue of items from a giver to a taker; at any time, one thread is the giver and one the
+/// taker.
 #[derive(Debug)]
 pub struct SpscQueue<T> {
     places: [Mutex<Place<T>>; PLACES],
-    /// How many were put, and how many places the taker is done with. Both wrap around.
+    /// How many items were put, and how many places the taker has finished or skipped. Both wrap
+    /// around.
     put: AtomicUsize,
     done: AtomicUsize,
 }
 
 impl<T> SpscQueue<T> {
-    /// A handoff with nothing on its way.
+    /// Makes an empty queue.
     #[must_use]
     pub fn new() -> Self {
         Self {
@@ -74,17 +76,17 @@ impl<T> SpscQueue<T> {
         &self.places[at % PLACES]
     }
 
-    /// Giver: true if [`Self::put`] finds room.
+    /// For the giver: true if [`Self::put`] finds room.
     #[must_use]
     pub fn has_room(&self) -> bool {
         let (put, done) = (self.put.load(Ordering::Relaxed), self.done.load(Ordering::Acquire));
         put.wrapping_sub(done) < PLACES
     }
 
-    /// Giver: puts `thing` behind all others.
+    /// For the giver: puts `thing` behind all other items.
     ///
     /// # Errors
-    /// There is no room: the thing comes back.
+    /// There is no room; returns the item.
     pub fn put(&self, thing: T) -> Result<(), T> {
         let (put, done) = (self.put.load(Ordering::Relaxed), self.done.load(Ordering::Acquire));
         if put != done
@@ -92,11 +94,12 @@ impl<T> SpscQueue<T> {
             && matches!(*place, Place::Empty)
             && self.done.load(Ordering::Acquire) != put
         {
-            // The newest thing was taken back, and its place is not skipped yet: reuse it.
+            // The newest item was taken back, and the taker has not skipped its place yet: reuse
+            // the place.
             *place = Place::Full(thing);
             return Ok(());
         }
-        // Read `done` again: the taker may just have skipped the place of the newest thing.
+        // Read `done` again: the taker may have skipped that place meanwhile.
         if put.wrapping_sub(self.done.load(Ordering::Acquire)) >= PLACES {
             return Err(thing);
         }
@@ -107,7 +110,7 @@ impl<T> SpscQueue<T> {
         Ok(())
     }
 
-    /// Giver: takes the newest back, if the taker has not taken it.
+    /// For the giver: takes the newest item back, if the taker has not taken it.
     pub fn take_last(&self) -> Option<T> {
         let (put, done) = (self.put.load(Ordering::Relaxed), self.done.load(Ordering::Acquire));
         if put == done {
@@ -116,7 +119,7 @@ impl<T> SpscQueue<T> {
         empty(&mut *self.place(put.wrapping_sub(1)).try_lock().ok()?)
     }
 
-    /// Giver: takes everything back that the taker has not taken, the oldest first.
+    /// For the giver: takes back all items that the taker has not taken, the oldest first.
     pub fn recall(&self, mut each: impl FnMut(T)) {
         let (put, mut at) = (self.put.load(Ordering::Relaxed), self.done.load(Ordering::Acquire));
         while at != put {
@@ -129,7 +132,8 @@ impl<T> SpscQueue<T> {
         }
     }
 
-    /// Taker: takes the oldest thing. The taker must have finished the one before, or put it back.
+    /// For the taker: takes the oldest item. The taker must have finished the item before, or put
+    /// it back.
     pub fn take(&self) -> TakeResult<T> {
         loop {
             let done = self.done.load(Ordering::Relaxed);
@@ -148,10 +152,10 @@ impl<T> SpscQueue<T> {
         }
     }
 
-    /// Taker: puts the thing that is out back to its place, as the oldest.
+    /// For the taker: puts the item that it has taken back to its place, as the oldest.
     ///
     /// # Errors
-    /// The giver holds the lock of that place: the thing stays out.
+    /// The giver holds the lock of that place; returns the item, which the taker keeps.
     pub fn put_back(&self, thing: T) -> Result<(), T> {
         let Ok(mut place) = self.place(self.done.load(Ordering::Relaxed)).try_lock() else {
             return Err(thing);
@@ -160,7 +164,7 @@ impl<T> SpscQueue<T> {
         Ok(())
     }
 
-    /// Taker: frees the place of the thing that is out.
+    /// For the taker: frees the place of the item that it has taken.
     pub fn finish(&self) {
         let done = self.done.load(Ordering::Relaxed);
         self.done.store(done.wrapping_add(1), Ordering::Release);
@@ -173,7 +177,7 @@ impl<T> Default for SpscQueue<T> {
     }
 }
 
-/// Empties a place, and returns the thing if the place was full.
+/// Empties a place, and returns the item if the place was full.
 fn empty<T>(place: &mut Place<T>) -> Option<T> {
     match std::mem::take(place) {
         Place::Full(thing) => Some(thing),

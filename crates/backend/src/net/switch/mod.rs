@@ -2,26 +2,26 @@
 //!
 //! ```text
 //! a transmitq's worker                                         a receiveq's worker
-//!   send: whose is the frame?           table.rs, vlan_rules.rs, wire::net::sender
-//!         one port, which takes it as it is
-//!            -> its burst in the channel   channel.rs, handoff.rs -> incoming: lends the burst
-//!         several ports, or a change                           (device: copies it to its guest)
-//!            -> its copy in the copy queue   copy_queue.rs     -> recv: copies it to its guest
-//!         rings the doorbell, once for all                     release: the burst goes back
-//!   reap: the burst is back: its chains go back to the guest
+//! send: find the destination          table.rs, vlan_rules.rs, wire::net::sender
+//!   one port, which accepts the frame unchanged
+//!     -> a burst in the channel   channel.rs, handoff.rs -> incoming: lends the burst
+//!   several ports, or a change                           (device: copies it to its guest)
+//!     -> a copy in the copy queue   copy_queue.rs     -> recv: copies it to its guest
+//!   rings the doorbell, once for all                     release: the burst goes back
+//! reap: the burst is back: its chains go back to the guest
 //! ```
-//! 1. **A port lends frames and is called; it knows no ring.** A frame in a channel is a list of
-//!    slices of its sender's memory behind a head that was copied when it was checked; a short
-//!    frame is copied whole, and its sender is done with it. The receiver's worker copies it to its
-//!    guest.
-//! 2. **Nobody waits for anybody.** A channel is a [`SpscQueue`]; the copy queue's lock is only
-//!    tried. A receiver that does not take its frames costs them, and its senders at most a part of
-//!    their credit, for a bounded time (`sender.rs`).
-//! 3. **Order.** Frames from one transmitq to one station go by the channel, or by the copy queue
-//!    if nothing of the sender is in the channel; and then by the channel again when the receiver
-//!    has read that queue.
-//! 4. **Memory.** A burst holds the snapshot of its sender while frames of it are lent, and no
-//!    longer. A receiver has one burst out, within one turn of its queue.
+//! 1. **A port lends frames and is called; it handles no ring.** A frame in a channel is a list of
+//!    slices of its sender's memory. Its first bytes were copied when they were checked; a short
+//!    frame is copied whole, and its sender may reuse its memory at once. The receiver's worker
+//!    copies the frame to its guest.
+//! 2. **No queue waits for another.** A channel is a [`SpscQueue`]; the copy queue's lock is only
+//!    tried. A receiver that does not take its frames loses them, and takes at most a part of its
+//!    senders' credit, for a bounded time (`sender.rs`).
+//! 3. **Order.** Frames from one transmitq to one MAC address go by the channel. They go by the
+//!    copy queue only while nothing of the sender is in the channel, and by the channel again only
+//!    when the receiver has read the copies.
+//! 4. **Memory.** A burst keeps its sender's memory snapshot mapped while frames of it are lent,
+//!    and no longer. A receiver has one burst at a time, within one turn of its queue.
 
 mod channel;
 mod copy_path;
@@ -57,11 +57,11 @@ use vlan_rules::{Change, Tag};
 /// The number of a port in its switch.
 pub type PortId = u16;
 
-/// Default seconds after which an address that sends nothing is forgotten.
+/// Default for the seconds after which a MAC address that sends nothing is forgotten.
 pub const AGE: u32 = 300;
-/// Default number of addresses that are known behind a port.
+/// Default for the number of MAC addresses that are learnt behind a port.
 pub const MACS_MAX: u32 = 8;
-/// Default number of frames that a port may flood in a second.
+/// Default for the number of frames that a port may flood in a second.
 pub const FLOODS_MAX: u32 = 1000;
 
 /// The settings of a switch.
@@ -69,11 +69,11 @@ pub const FLOODS_MAX: u32 = 1000;
 pub struct SwitchOptions {
     /// Its name in the configuration.
     pub name: String,
-    /// Seconds after which an address is forgotten that sends nothing, 1 to 65536.
+    /// Seconds after which a MAC address that sends nothing is forgotten, 1 to 65536.
     pub age: u32,
-    /// The groups of 01:80:c2:00:00:00 to 0f whose frames are passed on: bit n is that of group n.
+    /// Which of the groups 01:80:c2:00:00:00 to 0f are passed on: bit n is that of group n.
     pub group_fwd_mask: u16,
-    /// The clock by which it ages addresses and limits floods.
+    /// The clock for the age of MAC addresses and the limit of floods.
     pub clock: Clock,
 }
 
@@ -82,7 +82,7 @@ pub struct SwitchOptions {
 pub struct Clock(Arc<dyn Fn() -> u64 + Send + Sync>);
 
 impl Clock {
-    /// The time as `now` gives it.
+    /// Makes a clock that calls `now` for the time in milliseconds.
     #[must_use]
     pub fn new(now: impl Fn() -> u64 + Send + Sync + 'static) -> Self {
         Self(Arc::new(now))
@@ -95,7 +95,7 @@ impl Clock {
 }
 
 impl Default for Clock {
-    /// The coarse monotonic clock: no system call, and exact to a tick of the kernel.
+    /// The coarse monotonic clock, which needs no system call and is exact to a tick of the kernel.
     fn default() -> Self {
         Self::new(|| {
             let now = clock_gettime(ClockId::MonotonicCoarse);
@@ -125,28 +125,28 @@ impl SwitchTime {
 /// The settings of a port of a switch.
 #[derive(Clone, Debug)]
 pub struct PortOptions {
-    /// The name of its device, or of its uplink.
+    /// The name of the device or the uplink.
     pub name: String,
-    /// Queue pairs, 1 or more.
+    /// Number of queue pairs, 1 or more.
     pub queue_pairs: usize,
-    /// The VLANs that it is in.
+    /// The VLANs of the port.
     pub vlans: Vlans,
-    /// It exchanges no frames with other isolated ports.
+    /// True if the port exchanges no frames with other isolated ports.
     pub isolated: bool,
-    /// The address that is configured for its guest: no other port learns it.
+    /// The MAC address that is configured for the guest: no other port learns it.
     pub mac: Option<MacAddress>,
-    /// Its guest may only send as this address.
+    /// The only MAC address with which the guest may send.
     pub only: Option<MacAddress>,
-    /// It leads to the host, and guests that run elsewhere are behind it.
+    /// True if the port leads to the host, behind which guests of other hosts are.
     pub is_uplink: bool,
-    /// Addresses that may be known behind it.
+    /// The most MAC addresses that are learnt behind the port.
     pub macs_max: u32,
-    /// Frames that it may flood in a second.
+    /// The most frames that the port may flood in a second.
     pub floods_max: u32,
 }
 
 impl PortOptions {
-    /// A port with the default of every limit.
+    /// Returns the options of a port with the default of every limit.
     #[must_use]
     pub fn new(name: impl Into<String>, queue_pairs: usize) -> Self {
         Self {
@@ -163,28 +163,28 @@ impl PortOptions {
     }
 }
 
-/// Why a switch has no port to give.
+/// Why a switch cannot open a port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SwitchError {
-    /// It has [`PORTS_MAX`] ports.
+    /// The switch has [`PORTS_MAX`] ports.
     #[error("the switch is full: it has 4000 ports, the maximum")]
     Full,
 }
 
-/// The offloads of a port, both ways: checksums and TCP segmentation.
+/// The offloads of a port, in both directions: checksums and TCP segmentation.
 pub const OFFLOADS: Offloads =
     Offloads { csum: true, tso4: true, tso6: true, ecn: true, uso4: false, uso6: false };
 
-/// The ports of a switch as a sender sees them, until they change.
+/// The ports of a switch, as senders use them; a new map is made for each change.
 #[derive(Debug, Default)]
 struct Map {
     ports: Vec<Option<Arc<Destination>>>,
-    /// The addresses that are configured for ports, in order.
+    /// The MAC addresses that are configured for ports, sorted.
     pinned: Vec<(MacAddress, PortId)>,
     uplink: Option<PortId>,
 }
 
-/// A port and its present receiving queues, in the map.
+/// A port and its present receiveqs.
 #[derive(Debug)]
 struct Destination {
     port: Arc<Shared>,
@@ -206,8 +206,8 @@ impl Map {
         Self { ports, pinned, uplink }
     }
 
-    /// The port of `vlan` that this address is configured for; `None`: there is none, or there are
-    /// several.
+    /// Returns the port of `vlan` for which this MAC address is configured; `None`: there is none,
+    /// or there are several.
     fn owner(&self, address: &[u8], vlan: u16) -> Option<&Arc<Destination>> {
         let first = self.pinned.partition_point(|(mac, _)| mac[..] < *address);
         let same = self.pinned[first..].iter().take_while(|(mac, _)| mac[..] == *address);
@@ -224,22 +224,22 @@ impl Destination {
         self.inbox(0, &[]).is_some()
     }
 
-    /// True if the guest uses several queues, so that each flow has its own.
+    /// True if the guest uses several queues, so that a frame's flow decides which one gets it.
     #[inline]
     fn is_steered(&self) -> bool {
         self.port.uses_several()
     }
 
-    /// The queue that takes a frame which begins with `start`, and its number: the one that the
-    /// guest's hash chooses; without a hash, that of the pair on which the guest sends the flow;
-    /// for a frame without a flow, that of the sender's queue, `index`.
+    /// Returns the receiveq for a frame that begins with `start`, and its index. The guest's hash
+    /// chooses it. Without a hash, it is that of the pair on which the guest sends the flow. For a
+    /// frame without a flow, the sender's queue, `index`, decides.
     #[inline]
     fn inbox(&self, index: usize, start: &[u8]) -> Option<(usize, &Arc<CopyInbox>)> {
         let in_use = self.port.in_use.load(Ordering::Acquire);
         let pair = match (in_use, &self.rss) {
             (0, _) => return None,
             (1, _) => 0,
-            // A pair that is detached takes no frames; the first pair takes them in its place.
+            // A detached pair takes no frames: the first pair takes them instead.
             (_, Some(rss)) => Some(rss.pair_of(start)).filter(|pair| *pair < in_use).unwrap_or(0),
             (_, None) => self.port.steer.choose(start, in_use).unwrap_or(index % in_use),
         };
@@ -248,31 +248,31 @@ impl Destination {
     }
 }
 
-/// The destination of a frame, as the rules and the table decide it.
+/// The decision about a frame, by the rules and the table of MAC addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Verdict {
-    /// To this port, with this change of its tag.
+    /// Send it to this port, with this change of its VLAN tag.
     To(PortId, Change),
-    /// To all ports but the one it came from.
+    /// Send it to all ports but its own.
     Flood,
-    /// To no port; the reason is counted. `refused`: the sender has broken a rule of its port.
+    /// Drop it; the reason is counted. `refused`: the sender has broken a rule of its port.
     Drop { refused: bool },
 }
 
-/// A switch: its ports and its table of addresses.
+/// A switch: its ports and its table of MAC addresses.
 #[derive(Debug)]
 pub struct Switch {
     name: String,
     clock: Clock,
     group_fwd_mask: u16,
     table: Table,
-    /// Grows with each change of the map.
+    /// Grows with each new map.
     generation: AtomicU64,
     map: Mutex<Arc<Map>>,
 }
 
 impl Switch {
-    /// A switch without ports.
+    /// Makes a switch without ports.
     #[must_use]
     pub fn new(options: SwitchOptions) -> Arc<Self> {
         Arc::new(Self {
@@ -291,7 +291,7 @@ impl Switch {
         &self.name
     }
 
-    /// Opens a port. It leaves the switch when the result is dropped.
+    /// Opens a port. Dropping the port removes it from the switch.
     ///
     /// # Errors
     /// [`SwitchError::Full`]: the switch has [`PORTS_MAX`] ports.
@@ -309,7 +309,7 @@ impl Switch {
         Ok(SwitchPort::new(self.clone(), shared))
     }
 
-    /// The addresses that it knows, each with the name of its port.
+    /// Returns the MAC addresses that the switch has learnt, each with the name of its port.
     #[must_use]
     pub fn stations(&self) -> Vec<(Station, String)> {
         let map = self.map().clone();
@@ -324,8 +324,8 @@ impl Switch {
         self.map.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Makes a new map, with `port` as it is now, or without it (`is_there` is false). For threads
-    /// that open and close ports, never for a worker, as it allocates.
+    /// Makes a new map in which `port` has its present state, or is missing (`is_there` is false).
+    /// It allocates memory, so only threads that open and close ports call it, never a worker.
     fn redraw(&self, map: &mut Arc<Map>, port: &Arc<Shared>, is_there: bool) {
         let mut ports = map.ports.clone();
         let at = usize::from(port.id);
@@ -342,8 +342,8 @@ impl Switch {
         self.generation.fetch_add(1, Ordering::Release);
     }
 
-    /// Replaces `seen` by the present map, if the map has changed since `generation`. While the map
-    /// is locked for a change, the sender keeps the old one until its next burst.
+    /// Replaces `seen` by the present map, if the map has changed since `generation`. Returns true
+    /// if so. If the map is locked for a change, the sender keeps the old one until its next burst.
     #[inline]
     fn refresh(&self, seen: &mut Arc<Map>, generation: &mut u64) -> bool {
         let now = self.generation.load(Ordering::Acquire);
@@ -356,7 +356,7 @@ impl Switch {
         true
     }
 
-    /// Removes a port that was dropped from the map and the table.
+    /// Removes a port from the map and the table, after it was dropped.
     fn remove(&self, port: &Arc<Shared>) {
         let mut map = self.map();
         self.redraw(&mut map, port, false);
@@ -364,8 +364,8 @@ impl Switch {
         self.table.forget(port.id, None);
     }
 
-    /// Decides where a frame of `port` that begins with `head` goes, and learns its source address.
-    /// A partial checksum in `header` must not lie in what is judged here.
+    /// Decides where a frame of `port` goes, and learns its source address. `head` is the frame's
+    /// beginning. A partial checksum in `header` must not lie in the bytes that are judged here.
     fn judge(
         &self,
         port: &Shared,
@@ -391,7 +391,7 @@ impl Switch {
             return refused(&counters.dropped_spoofed);
         };
         let Some(from) = from else {
-            // A group address cannot be the source of a frame.
+            // A group address cannot be the source of a frame: drop it.
             return refused(&counters.dropped_spoofed);
         };
         match map.owner(&head[6..12], vlan) {
@@ -411,7 +411,8 @@ impl Switch {
         (verdict, vlan, tag)
     }
 
-    /// The port of an address: that for which it is configured, or behind which it was learnt.
+    /// Returns the port of a MAC address: the one for which it is configured, or behind which it
+    /// was learnt.
     fn find<'a>(
         &self,
         from: PortId,
@@ -422,7 +423,8 @@ impl Switch {
         match map.owner(address, vlan) {
             None => map.get(self.table.find(key, second)?),
             Some(owner) if owner.is_running() => Some(owner),
-            // The guest may run on another host: it has not yet come here, or has left.
+            // The guest with this configured address may run on another host now, so send to the
+            // uplink: the guest has not arrived here yet, or has left.
             Some(owner) => {
                 let uplink = map.uplink.filter(|uplink| *uplink != from);
                 uplink.and_then(|uplink| map.get(uplink)).or(Some(owner))
@@ -445,7 +447,7 @@ impl Switch {
         }
     }
 
-    /// The verdict on a frame from one port to another whose address is known.
+    /// Returns the verdict on a frame to a port that was found.
     fn toward(&self, port: &Shared, to: &Shared, (vlan, tag): (u16, Tag)) -> Verdict {
         let dropped = |count: &Count| {
             count.add(1);
@@ -472,8 +474,8 @@ impl Switch {
         Verdict::Drop { refused: false }
     }
 
-    /// Forgets the old addresses of a port, so that it may learn others: once in a second at most,
-    /// because the whole table must be searched.
+    /// Forgets the old MAC addresses of a port, so that others can be learnt: once in a second at
+    /// most, because the whole table must be searched.
     #[cold]
     fn make_room(&self, port: &Shared, second: u32) {
         if port.swept.swap(second, Ordering::Relaxed) != second {

@@ -10,7 +10,7 @@ use manyring_wire::net::{HEADER_SIZE, Offloads};
 use rustix::io::Errno;
 use std::sync::{Arc, PoisonError};
 
-/// A port of a switch. When it is dropped, it leaves the switch.
+/// A port of a switch. Dropping it removes it from the switch.
 #[derive(Debug)]
 pub struct SwitchPort {
     switch: Arc<Switch>,
@@ -22,13 +22,13 @@ impl SwitchPort {
         Self { switch, shared }
     }
 
-    /// A copy path that sends copies of frames as this port, outside of its queues.
+    /// Makes a copy path that sends copies of frames as this port, outside of its queues.
     #[must_use]
     pub fn copy_path(&self) -> CopyPath {
         CopyPath::new(self.switch.clone(), self.shared.clone(), 0)
     }
 
-    /// The counters of the port, which all of its queues add to.
+    /// The counters of the port, to which all of its queues add.
     #[must_use]
     pub fn counters(&self) -> &PortCounters {
         &self.shared.counters
@@ -41,7 +41,7 @@ impl SwitchPort {
         slot.clone().unwrap()
     }
 
-    /// Publishes the present state of the port to all senders.
+    /// Makes a new map with the present state of the port.
     fn redraw(&self) {
         self.switch.redraw(&mut self.switch.map(), &self.shared, true);
     }

@@ -16,21 +16,25 @@ use std::sync::atomic::Ordering;
 pub(super) struct SwitchRx {
     inbox: Arc<CopyInbox>,
     channels: Vec<Arc<Channel>>,
-    /// The index of the channel that is asked first in the next turn.
+    /// The index of the channel that is searched first in the next turn.
     next: usize,
-    /// The burst that is lent, with the index of its channel: for one turn of the queue at most.
+    /// The burst that is lent to the device, with the index of its channel: for one turn of the
+    /// queue at most.
     out: Option<(Box<LentFrames>, usize)>,
     frame_copies: VecDeque<FrameCopy>,
-    /// The last frame came from the copy queue, so the channels are served next.
+    /// True if the last frame came from the copy queue: then the channels are served next.
     had_copies: bool,
-    /// The user calls [`PortRx::incoming`], so bursts can be lent. Decorators only call `recv`.
+    /// True if the caller uses [`PortRx::incoming`], so that bursts can be lent. Decorators only
+    /// call `recv`.
     lends: bool,
     nothing: Frames,
 }
 
 impl SwitchRx {
+    /// Makes the half.
+    ///
     /// # Errors
-    /// `ENOMEM`: the host has no memory for the empty burst.
+    /// `ENOMEM`: no memory for the empty burst.
     pub(super) fn new(inbox: Arc<CopyInbox>) -> Result<Self, Errno> {
         let nothing = Frames::new().map_err(|_| Errno::NOMEM)?;
         Ok(Self {
@@ -45,8 +49,8 @@ impl SwitchRx {
         })
     }
 
-    /// Takes new channels, copies, and a burst from a channel. Channels and copies are served in
-    /// turn.
+    /// Takes new channels, frame copies, and a burst from a channel. Channels and copies are served
+    /// in turn.
     fn look(&mut self) {
         let pending = self.inbox.doorbell.alarm().pending();
         if pending & CHANNELS != 0 {
@@ -56,7 +60,7 @@ impl SwitchRx {
         if pending & COPIES != 0 {
             self.inbox.take_copies(&mut self.frame_copies);
             if !self.frame_copies.is_empty() {
-                // Keep the bit while frame copies wait here: the queue must not go to sleep.
+                // Keep the bit set while frame copies wait here, so that the queue does not sleep.
                 self.inbox.doorbell.alarm().put_off(COPIES);
             }
         }
@@ -65,19 +69,21 @@ impl SwitchRx {
         }
     }
 
-    /// Takes a burst out of the next channel of those in `pending` that has one.
+    /// Takes a burst from one of the channels in `pending`, beginning with channel `next`.
     fn take_burst(&mut self, pending: u64) {
         if pending == 0 || self.look_at_channels(pending) {
             return;
         }
-        // Nothing was found: clear the bits, then look again. Later senders set their bits again.
+        // No burst was found: clear the bits, then search again. A sender that adds a burst after
+        // that sets its bit again.
         self.inbox.doorbell.alarm().take(pending);
         if self.look_at_channels(pending) {
             self.inbox.doorbell.alarm().put_off(pending);
         }
     }
 
-    /// True if a burst was found, or a channel is locked by its sender and may have one.
+    /// Searches the channels. Returns true if it took a burst, or if a sender has locked its
+    /// channel, which then may have one.
     fn look_at_channels(&mut self, pending: u64) -> bool {
         let mut is_busy = false;
         for step in 0..self.channels.len() {
@@ -90,7 +96,8 @@ impl SwitchRx {
                 match channel.full.take() {
                     TakeResult::Thing(mut burst) => {
                         if burst.frames.is_broken() {
-                            // Guest memory was cut away: the burst's zeroes were never sent.
+                            // The sender's memory was truncated: the burst may be zeroes that no
+                            // guest has sent. Drop it.
                             burst.give_up(Outcome::Faulted);
                             channel.give_back(burst);
                             channel.home.post(channel.back_bit);
@@ -145,7 +152,8 @@ impl PortRx for SwitchRx {
             burst.pass(count);
             match channel.full.put_back(burst) {
                 Ok(()) => return,
-                // The sender is taking everything back: keep the burst out.
+                // The sender is taking all its bursts back at this moment: keep this one, and try
+                // again later.
                 Err(back) => burst = back,
             }
         } else {

@@ -1,20 +1,21 @@
-//! `SwitchTx`: the sending half of a pair: the destination of each frame, and the channels to them.
+//! `SwitchTx`: the sending half of a pair: finds the destination of each frame, and has a channel
+//! to each of them.
 //!
 //! ```text
-//! send:  the same addresses as the frame before? the same way
-//!        else judge the frame; a way to one port has a channel, made at its first use
-//!        the channel can take it? add it to the channel's burst (a head or short frame copied)
-//!        it cannot, and no frame of this queue is in it? copy the frame to its copy queue
+//! send:  the same addresses as the frame before? the same destination
+//!        else judge the frame; a destination that is one port has a channel, made at its first use
+//!        the channel can take it? add it to the channel's burst (its first bytes are copied)
+//!        it cannot, and no frame of this queue is in it? copy the frame to the copy queue
 //!        else drop it
 //!        at the end: the bursts go into their channels, and each receiver is rung once
 //! reap:  a burst is back: its frames are done
 //!        a channel's oldest burst is out for too long: take its frames back, copy them to the
-//!        copy queue, and use the channel again when that was read and the receiver has paused
+//!        copy queue, and use the channel again when the receiver has read the copies and rested
 //! ```
 //! **Credit.** At most [`CREDIT`] frames of a queue are lent at any time, over all channels. A
-//! channel that is not served is emptied after [`HOLD_MS`], or after [`RELIEVE_MS`] when no more
-//! frames can be lent: a receiver that sleeps, cheats or is gone holds a guest's buffers no longer
-//! than that.
+//! channel that its receiver does not serve is emptied after [`HOLD_MS`], or after [`RELIEVE_MS`]
+//! when all credit is used: a receiver that sleeps, cheats or was removed holds a guest's buffers
+//! no longer than that.
 
 mod back;
 mod own;
@@ -37,22 +38,22 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// Frames of one queue that receivers are lent at most: half of the ring that Linux guests have.
+/// The most frames of one queue that are lent to receivers: half of the ring of a Linux guest.
 const CREDIT: usize = 128;
-/// Bursts that a queue has at most: memory of 8 KiB each, made when needed.
+/// The most bursts of a queue: memory of 8 KiB each, allocated when needed.
 const BURSTS_MAX: usize = 32;
-/// Channels that a queue has at most.
+/// The most channels of a queue.
 const CHANNELS_MAX: usize = 32;
-/// Milliseconds after which a channel that is not served is emptied: always, and if no more frames
-/// can be lent. An `IN_ORDER` guest stalls for as long: its chains are used in the order of the
-/// ring.
+/// Milliseconds after which a channel that its receiver does not serve is emptied: always, and when
+/// all credit is used. A guest with `IN_ORDER` stalls for as long, since its chains are used in the
+/// order of the ring.
 const HOLD_MS: u64 = 50;
 const RELIEVE_MS: u64 = 20;
 /// Bytes of copies after which `send` returns, so that the rest of the burst is offered again.
 const SPENT_MAX: usize = 256 << 10;
 
-/// The first bytes of frame `index`, from which its flow is computed, and their number. If the
-/// guest changes them later, only the choice of a queue changes.
+/// Returns the first bytes of frame `index`, from which its flow is computed, and their number. If
+/// the guest changes them later, only the choice of a queue changes.
 fn start_of(frames: &Frames, index: usize) -> ([u8; FLOW_BYTES], usize) {
     let mut start = [0; FLOW_BYTES];
     let payload = frames.slices(index).get(1..).unwrap_or_default();
@@ -71,17 +72,19 @@ pub(super) struct SwitchTx {
     #[allow(clippy::vec_box, reason = "bursts move between threads as they are")]
     free: Vec<Box<LentFrames>>,
     made: usize,
-    /// Frames that receivers are lent.
+    /// The number of frames that are lent to receivers.
     lent: usize,
-    /// Frames that have ended without a receiver: copied to the copy queue, dropped, or refused.
+    /// Frames that ended without being lent: copied to the copy queue, dropped, or refused.
     done: Vec<Returned>,
-    /// The copy of a frame on its way to a copy queue.
+    /// Buffer for the copy of a frame.
     frame_copy: Vec<u8>,
-    /// The port may send with one source address only, which each frame is checked for.
+    /// True if the guest may send with one source address only, which is checked for each frame.
     is_guarded: bool,
 }
 
 impl SwitchTx {
+    /// Makes the half.
+    ///
     /// # Errors
     /// Those of [`Doorbell::new`].
     pub(super) fn new(switch: Arc<Switch>, own: Arc<Shared>, index: usize) -> Result<Self, Errno> {
@@ -101,9 +104,10 @@ impl SwitchTx {
         })
     }
 
-    /// Passes on frames from number `first` on, while each has the addresses of the frame before,
-    /// needs no offload and lies in one piece: the checks that these frames share are made once.
-    /// Returns the number of these frames; the next one is passed on by [`Self::pass`].
+    /// Fast path: passes frames on from index `first`, while each has the addresses of the frame
+    /// before, needs no offload and lies in one piece. The checks that these frames share are made
+    /// once. Returns the number of these frames; the caller passes the next one on by
+    /// [`Self::pass`].
     #[inline]
     fn pass_plain(&mut self, frames: &Frames, first: usize, sent: &mut Sent) -> usize {
         let Some(way) = self.last else { return 0 };
@@ -129,7 +133,8 @@ impl SwitchTx {
         frames.count() - first
     }
 
-    /// Passes on frame `index` of the burst, on the way of the frame before if that fits.
+    /// Passes frame `index` of the burst on, to the destination of the frame before if the
+    /// addresses are the same.
     #[inline]
     fn pass(&mut self, frames: &Frames, index: usize, sent: &mut Sent) {
         let CopyPath { own, .. } = &self.copy_path;
@@ -149,15 +154,16 @@ impl SwitchTx {
         self.pass_anew(frames, index, sent);
     }
 
-    /// Decides where a frame goes whose addresses differ from those of the frame before.
+    /// Decides about a frame whose addresses differ from those of the frame before, and sends it.
     fn pass_anew(&mut self, frames: &Frames, index: usize, sent: &mut Sent) {
         let mut bytes = [0; LOOK_MAX];
         let Some((_, payload)) = frames.slices(index).split_first() else { return };
         let look = if self.is_guarded { LOOK_MAX } else { ETHERNET + 4 };
         let len = copy_from_slices(payload, &mut bytes[..look.min(frames.len(index))]);
         let head = &bytes[..len];
-        // Of other frames the Ethernet header and a tag are judged: no checksum begins there, as
-        // the device has checked, whatever the guest has written behind them since.
+        // If the port is not guarded, only the Ethernet header and a tag are judged. The device has
+        // checked that no partial checksum lies there, and later changes by the guest do not
+        // matter.
         let header = if self.is_guarded { frames.header(index) } else { RawNetHeader::default() };
         let CopyPath { switch, own, map, .. } = &self.copy_path;
         let (verdict, vlan, tag) = switch.judge(own, map, (&header, head), self.now.second());
@@ -179,7 +185,8 @@ impl SwitchTx {
                     let mut addresses = [0; 12];
                     addresses.copy_from_slice(&head[..12]);
                     let way = CachedDestination { addresses, channel, takes_all };
-                    // The next frame to these addresses may belong to another flow.
+                    // Do not cache a steered destination: the next frame to these addresses may
+                    // belong to another flow.
                     self.last = (!tag.is_tagged && !is_steered).then_some(way);
                     self.lend(frames, index, (head, way), sent);
                 }
@@ -189,7 +196,7 @@ impl SwitchTx {
         }
     }
 
-    /// Finds the channel to a port for frame `index`, or makes one if fewer than [`CHANNELS_MAX`]
+    /// Returns the channel to a port for frame `index`; makes one if fewer than [`CHANNELS_MAX`]
     /// exist.
     fn way(&mut self, to: PortId, frames: &Frames, index: usize) -> Option<OwnWay> {
         let map = self.copy_path.map.clone();
@@ -221,7 +228,8 @@ impl SwitchTx {
             open: None,
             handed: VecDeque::new(),
             must_ring: false,
-            // While there was no channel, frames went by the copy queue: it must be read first.
+            // Before this channel existed, frames went by the copy queue: the receiver must read
+            // these first.
             mailed: inbox.last(),
             rests_until: SwitchTime(destination.port.rests_until.load(Ordering::Relaxed)),
         });
@@ -236,7 +244,7 @@ impl SwitchTx {
         self.last = None;
     }
 
-    /// Adds a frame to the burst of its channel, or calls [`Self::divert`] if the channel is full.
+    /// Adds a frame to the burst of its channel. If the channel is full, calls [`Self::divert`].
     #[inline]
     fn lend(
         &mut self,
@@ -260,7 +268,7 @@ impl SwitchTx {
         self.divert(frames, index, (head, way.channel), is_as_taken && !has_credit);
     }
 
-    /// True if the guest of a port accepts a frame as it is, with its offloads.
+    /// True if the guest of a port accepts a frame unchanged, with its offloads.
     fn is_as_taken(&self, frames: &Frames, index: usize, to: PortId) -> bool {
         let destination = self.copy_path.map.get(to);
         destination.is_some_and(|to| to.port.takes_all_of(&frames.header(index)))
@@ -280,8 +288,8 @@ impl SwitchTx {
         open.as_mut().is_some_and(|burst| burst.frames.push_lent(frames, index, head))
     }
 
-    /// Opens a burst to add frames to: the newest one in the channel, if it has room, or an empty
-    /// one.
+    /// Opens a burst to which frames can be added: the newest one in the channel, if it has room,
+    /// or an empty one. Returns false if there is none.
     fn open(&mut self, frames: &Frames, channel: usize) -> bool {
         self.hand_over(channel);
         let own = &mut self.channels[channel];
@@ -290,7 +298,7 @@ impl SwitchTx {
                 own.open = Some(burst);
                 return true;
             }
-            // The burst returns to its old place, unless the receiver has skipped that place.
+            // Put the burst back to its place, unless the receiver has skipped that place.
             if let Err(burst) = own.channel.full.put(burst) {
                 self.lose(channel, burst);
             }
@@ -325,16 +333,16 @@ impl SwitchTx {
         }
     }
 
-    /// Handles a burst that finds no place in its channel, which cannot happen: the channel was
-    /// asked for room before the burst was opened. Its frames are lost.
+    /// Handles a burst that does not fit into its channel: its frames are lost. This cannot happen,
+    /// because the channel had room when the burst was opened.
     #[cold]
     fn lose(&mut self, channel: usize, burst: Box<LentFrames>) {
         debug_assert!(false, "a burst without a place");
         self.take_back(channel, burst);
     }
 
-    /// Takes a frame that its channel cannot take: copies it to the copy queue if no frame of this
-    /// queue is in the channel, so that the order of frames stays; otherwise drops it.
+    /// Handles a frame that its channel cannot take: copies it to the copy queue if no frame of
+    /// this queue is in the channel, so that the order of frames is kept; otherwise drops it.
     #[cold]
     fn divert(
         &mut self,
@@ -351,7 +359,7 @@ impl SwitchTx {
         let may_copy = own.is_empty() || !self.is_as_taken(frames, index, own.to);
         let to = own.to;
         if may_copy && own.inbox.is_full(HEADER_SIZE + frames.len(index)) {
-            // Check before the copy: a full receiver must not cost its senders time.
+            // Check before the copy is made: a full receiver must not cost its senders time.
             if let Some(destination) = self.copy_path.map.get(to) {
                 destination.port.counters.dropped_full.add(1);
             }
@@ -375,7 +383,8 @@ impl SwitchTx {
         self.copy_path.copy_to(to, &self.frame_copy, change);
     }
 
-    /// Copies a frame and its header into `frame_copy`. It begins with `head`, as that was checked.
+    /// Copies a frame and its header into `frame_copy`, and writes `head`, its checked first bytes,
+    /// over the copy.
     fn copy(&mut self, frames: &Frames, index: usize, head: &[u8]) {
         let len = frames.len(index).min(FRAME_SIZE_MAX);
         self.frame_copy.resize(HEADER_SIZE + len, 0);
@@ -393,7 +402,8 @@ impl PortTx for SwitchTx {
         self.collect();
         let now = self.copy_path.switch.clock.now();
         if self.copy_path.refresh() || now.second() != self.now.second() {
-            // The ports, the addresses or the offloads that guests accept may have changed.
+            // Forget the cached destination: the ports, their addresses or the offloads of their
+            // guests may have changed.
             self.last = None;
             self.leave_closed();
         }

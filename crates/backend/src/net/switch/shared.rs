@@ -1,4 +1,4 @@
-//! `Shared`: the state that all queues of a port share: limits, counters, and the guest's choices.
+//! `Shared`: the state that all queues of a port share: limits, counters, and the guest's settings.
 
 use super::copy_queue::CopyInbox;
 use super::{PortCounters, PortId, PortOptions, SwitchTime};
@@ -14,30 +14,31 @@ pub(super) struct Shared {
     pub(super) id: PortId,
     pub(super) options: PortOptions,
     pub(super) counters: PortCounters,
-    /// Addresses that the table has behind it.
+    /// The number of MAC addresses that the table has learnt behind the port.
     pub(super) macs: AtomicU32,
-    /// The second in which the old addresses of the port were last removed from the table.
+    /// The second in which the old MAC addresses of the port were last removed from the table.
     pub(super) swept: AtomicU32,
     /// The second for which floods are counted (high 32 bits), and their number (low 32 bits).
     flood: AtomicU64,
-    /// Bits of the offloads that the guest accepts: large segments and partial checksums.
+    /// The `TAKES_*` bits of the offloads that the guest accepts.
     pub(super) takes: AtomicU8,
     /// The time until which the guest is lent no frames, because it has held frames for too long,
     /// and the length of that rest, both in milliseconds.
     pub(super) rests_until: AtomicU64,
     rest: AtomicU64,
-    /// Which pairs the guest uses, and how many in a row from the first one on.
+    /// Which pairs the guest uses, and how many of them in a row from the first one on.
     pub(super) attached: Vec<AtomicBool>,
     pub(super) in_use: AtomicUsize,
     pub(super) inboxes: Vec<Mutex<Option<Arc<CopyInbox>>>>,
-    /// The pair on which the guest sends each flow, if it uses several.
+    /// The pair on which the guest sends each flow.
     pub(super) steer: Steer,
-    /// The RSS configuration of the guest, if it has set one: `steer` learns no flows then.
+    /// The RSS configuration of the guest; `None`: it has set none. With one, `steer` learns no
+    /// flows.
     pub(super) rss: Mutex<Option<Arc<Rss>>>,
 }
 
-/// Milliseconds of the rest for a guest that has held frames for too long: the first one, the
-/// longest one, and the time without a rest after which the next one is a first one again.
+/// Rests of a guest that has held frames for too long, in milliseconds: the first one, the longest
+/// one, and the time without a rest after which the next one counts as the first again.
 const REST_MS: u64 = 1000;
 const REST_MAX_MS: u64 = 8000;
 const FORGIVEN_MS: u64 = 60_000;
@@ -89,13 +90,13 @@ impl Shared {
         Some(())
     }
 
-    /// Starts a rest of the guest, which has held lent frames for too long: until the returned time
-    /// it gets only copies. Held frames can stall a sender with `IN_ORDER`, so each rest is twice
-    /// as long as the last: a guest cannot stall its senders most of the time.
+    /// Begins a rest of the guest, which has held lent frames for too long. Returns the time until
+    /// which it gets only copies. Held frames can stall a sender with `IN_ORDER`, so each rest is
+    /// twice as long as the last: a guest cannot stall its senders most of the time.
     pub(super) fn rest(&self, now: SwitchTime) -> SwitchTime {
         let until = self.rests_until.load(Ordering::Relaxed);
         if now.0 < until {
-            // Another sender has started this rest.
+            // Another sender has begun this rest already.
             return SwitchTime(until);
         }
         let is_new = now.0.saturating_sub(until) > FORGIVEN_MS;
@@ -112,14 +113,14 @@ impl Shared {
         self.in_use.load(Ordering::Relaxed) > 1
     }
 
-    /// True if the port may flood one more frame in this second.
+    /// True if the port may flood one more frame in this second; then counts it.
     pub(super) fn may_flood(&self, second: u32) -> bool {
         let old = self.flood.load(Ordering::Relaxed);
         let count = if old >> 32 == u64::from(second) { old & 0xffff_ffff } else { 0 };
         if count >= u64::from(self.options.floods_max) {
             return false;
         }
-        // A flood may be missed in the count if two queues add at the same time.
+        // If two queues add at the same time, one flood may be missed in the count.
         self.flood.store(u64::from(second) << 32 | (count + 1), Ordering::Relaxed);
         true
     }

@@ -1,28 +1,28 @@
-//! `Table`: the port of each address, learnt from frames. Any thread may read it and learn.
+//! `Table`: the port of each MAC address, learnt from frames. Any thread may read it and learn.
 //!
 //! ```text
-//! learn   the address is known behind this port? note the second, once in each second
+//! learn   the address is known behind this port? store the second, at most once in each second
 //!         behind another port? it has moved: unless it has moved too often in this second
 //!         unknown? take an entry of its set that is free or too old, if its port may have more;
-//!                  for the first address of a port also one of a port that has several
+//!         for the first address of a port also an entry of a port that has several
 //! find    the entry of its set with this key that is not too old
 //! ```
-//! An entry is two words: the key (address and VLAN), and the value (port, second, and a tag made
-//! from the key). They are read one after the other without a lock, so the reader may see the key
-//! of one owner and the value of the next: then the tag is not that of the key, and the address
-//! counts as unknown. A writer claims an entry by setting its value to `BUSY`, and only the writer
-//! that has done so writes the key. Nobody waits: a thread that finds an entry busy learns the
+//! An entry is two words: the key (MAC address and VLAN), and the value (port, second, and a tag
+//! made from the key). They are read one after the other without a lock, so a reader may see the
+//! key before and the value after a change of the entry: then the tag does not belong to the key,
+//! and the address counts as unknown. A writer claims an entry by setting its value to `BUSY`, and
+//! only that writer writes the key. No thread waits: one that finds an entry busy learns the
 //! address from a later frame.
 
 use super::PortId;
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-/// Addresses that a switch knows at most.
+/// The most MAC addresses that a switch knows.
 pub const ADDRESSES_MAX: usize = SETS * WAYS;
 const SETS: usize = 1024;
 const WAYS: usize = 4;
-/// An address that has moved this many times in one second stays behind its port until the next.
+/// An address that has moved so many times in one second stays behind its port until the next.
 const MOVES_MAX: u64 = 4;
 
 const FREE: u64 = 0;
@@ -35,16 +35,17 @@ const MOVES_SHIFT: u32 = 12;
 const MOVES_MASK: u64 = 7;
 const PORT_MASK: u64 = (1 << MOVES_SHIFT) - 1;
 
-/// Ports of a switch at most. The number must fit the 12 bits of a value, and differ from `BUSY`.
+/// The most ports of a switch. A port's number must fit the 12 bits of a value, and no value may
+/// equal `BUSY`.
 pub const PORTS_MAX: usize = 4000;
 
-/// An address in a VLAN.
+/// A MAC address in a VLAN, as the key of the table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct VlanAddress(u64);
 
 impl VlanAddress {
-    /// The address of a station in `vlan`, 0 to 4095; `None` for the address of a group, and for
-    /// the address that is all zeroes.
+    /// Makes the key of a MAC address in `vlan`, 0 to 4095; `None` for a group address, and for the
+    /// address that is all zeroes.
     #[must_use]
     #[inline]
     pub(super) fn new(address: [u8; 6], vlan: u16) -> Option<Self> {
@@ -53,7 +54,7 @@ impl VlanAddress {
         (a & 1 == 0 && number != 0).then_some(Self(number << 12 | u64::from(vlan & 0xfff)))
     }
 
-    /// A number that spreads keys over all bits.
+    /// Returns a hash that spreads keys over all bits.
     #[inline]
     fn mixed(self) -> u64 {
         let mixed = (self.0 ^ self.0 >> 29).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -74,15 +75,16 @@ struct Entry {
 /// The effect of [`Table::learn`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Learnt {
-    /// It was known behind this port.
+    /// The address was known behind this port.
     Known,
-    /// It is known from now on.
+    /// The address was unknown, and is known now.
     New,
-    /// It was behind another port before.
+    /// The address was behind another port before.
     Moved,
-    /// It stays behind another port, since it has moved too often in this second.
+    /// The address stays behind another port, since it has moved too often in this second.
     Flaps,
-    /// The table does not learn the address: its set is full, or its port has no address left.
+    /// The address was not learnt: its set is full, or the port has as many addresses as it may
+    /// have.
     Full,
 }
 
@@ -91,19 +93,20 @@ pub(super) enum Learnt {
 pub(super) struct Learner<'a> {
     /// The port.
     pub(super) port: PortId,
-    /// How many addresses the table has behind it.
+    /// The number of addresses that the table has behind the port.
     pub(super) count: &'a AtomicU32,
-    /// How many it may have.
+    /// The most addresses behind the port.
     pub(super) max: u32,
 }
 
-/// The addresses that a switch knows.
+/// The MAC addresses that a switch knows.
 #[derive(Debug)]
 pub(super) struct Table {
     entries: Box<[Entry]>,
-    /// Hashed with an address to choose its set: nobody can fill the set of another's address.
+    /// Hashed with an address to choose its set, so that nobody can choose addresses that fill the
+    /// set of another one.
     secret: u64,
-    /// Seconds after which an address is forgotten that sends nothing.
+    /// Seconds after which an address that sends nothing is forgotten.
     age: u64,
 }
 
@@ -132,14 +135,15 @@ impl Value {
         PortId::try_from(self.0 & PORT_MASK).unwrap_or(PortId::MAX)
     }
 
-    /// Seconds since the address was seen; the second wraps around after a day and a half.
+    /// Returns the seconds since the address was seen; the stored second wraps around after a day
+    /// and a half.
     fn age(self, second: u32) -> u64 {
         u64::from(second).wrapping_sub(self.second()) & SECOND_MASK
     }
 }
 
 impl Table {
-    /// A table that forgets addresses that have sent nothing for `age` seconds, 1 to 65536.
+    /// Makes a table that forgets addresses which have sent nothing for `age` seconds, 1 to 65536.
     #[must_use]
     pub(super) fn new(age: u32) -> Self {
         let entries = (0..ADDRESSES_MAX).map(|_| Entry::default()).collect();
@@ -154,7 +158,8 @@ impl Table {
         &self.entries[low * WAYS..(low + 1) * WAYS]
     }
 
-    /// The port that `key` was learnt behind, if it was seen in the last `age` seconds.
+    /// Returns the port behind which `key` was learnt, if the address was seen in the last `age`
+    /// seconds.
     #[must_use]
     #[inline]
     pub(super) fn find(&self, key: VlanAddress, second: u32) -> Option<PortId> {
@@ -167,8 +172,8 @@ impl Table {
         None
     }
 
-    /// Learns that `key` is behind the port of `learner`. `count_of` gives the counter of another
-    /// port's addresses, from which one is taken if that port loses the address.
+    /// Learns that `key` is behind the port of `learner`. `count_of` returns the number of
+    /// addresses of another port, which is decremented if that port loses this one.
     pub(super) fn learn<'a>(
         &self,
         key: VlanAddress,
@@ -187,7 +192,8 @@ impl Table {
             return Learnt::Full;
         }
         let is_old = |old: u64| old != FREE && Value(old).age(second) > self.age;
-        // Without this, ports with many addresses could fill the sets of ports with one.
+        // Otherwise ports with many addresses could evict the only address of another port from its
+        // set.
         let may_yield = |old: u64| {
             let has = count_of(Value(old).port()).map_or(0, |count| count.load(Ordering::Relaxed));
             learner.count.load(Ordering::Relaxed) == 0 && has > 1
@@ -211,7 +217,7 @@ impl Table {
         take(&|old| old == FREE || is_old(old)).or_else(|| take(&may_yield)).unwrap_or(Learnt::Full)
     }
 
-    /// Updates the entry of an address: notes the second, or moves the address to another port.
+    /// Updates the entry of an address: stores the second, or moves the address to another port.
     fn renew<'a>(
         &self,
         entry: &Entry,
@@ -223,7 +229,7 @@ impl Table {
         if old.port() == learner.port {
             if !is_now {
                 let new = Value::new(key, learner.port, second, 0).0;
-                // If this fails, another thread has written a newer value.
+                // A failure is ignored: another thread has written a newer value.
                 let _ =
                     entry.value.compare_exchange(old.0, new, Ordering::AcqRel, Ordering::Relaxed);
             }
@@ -246,8 +252,8 @@ impl Table {
         if is_alive { Learnt::Moved } else { Learnt::New }
     }
 
-    /// Forgets the addresses of `port`; with `is_old`, only those too old in that second. Returns
-    /// how many entries were freed.
+    /// Forgets the addresses of `port`; with `is_old`, only those that are too old in that second.
+    /// Returns how many entries were freed.
     pub(super) fn forget(&self, port: PortId, is_old: Option<u32>) -> u32 {
         let mut count = 0;
         for entry in &self.entries {
@@ -265,7 +271,7 @@ impl Table {
         count
     }
 
-    /// Every address with its VLAN, its port, and the seconds since it was seen.
+    /// Returns every address with its VLAN, its port, and the seconds since it was seen.
     #[must_use]
     #[allow(clippy::cast_possible_truncation, reason = "twelve bits")]
     pub(super) fn list(&self, second: u32) -> Vec<Station> {
@@ -294,12 +300,12 @@ pub struct Station {
     pub age: u64,
 }
 
-/// True if the caller may write the entry, whose value was `old`.
+/// Claims an entry whose value was `old`. Returns true if the caller may write it.
 fn claim(entry: &Entry, old: u64) -> bool {
     entry.value.compare_exchange(old, BUSY, Ordering::AcqRel, Ordering::Relaxed).is_ok()
 }
 
-/// Subtracts one from a port's count of addresses, which is 0 already if the port was forgotten.
+/// Subtracts one from a port's number of addresses; it may be 0 already if the port was forgotten.
 fn lose(count: Option<&AtomicU32>) {
     if let Some(count) = count {
         let _ = count.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |n| n.checked_sub(1));

@@ -4,13 +4,13 @@
 //! out:   a burst that guests have lent goes to the host's interface as it is; a frame copy too
 //! in:    a frame is read from the interface into the daemon's memory, and is sent as a frame copy
 //! idle:  arms the doorbell; sleeps until the interface, the doorbell or the end reports
-//! gone:  looks each second for an interface of the same name, and joins it
+//! gone:  looks each second for an interface of the same name, and opens it
 //! ```
-//! The interface is a tap, a macvtap, or any other one by AF_XDP: whatever is a [`Port`] and is
-//! done with the bytes of a frame when it has taken the frame.
+//! The interface is a tap, a macvtap, or any other one by AF_XDP: a [`Port`] that no longer uses
+//! the bytes of a frame after it has taken the frame.
 //!
 //! The thread belongs to the switch, so that no guest's worker makes system calls for the frames of
-//! another guest. A full interface costs frames: a burst is offered once, and the frames that the
+//! another guest. A full interface loses frames: a burst is offered once, and the frames that the
 //! interface does not take are dropped, as a network card drops them.
 
 use super::{CopyPath, OFFLOADS, SwitchPort};
@@ -27,20 +27,21 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use zerocopy::FromBytes;
 
-/// Frames that are read from the interface before guests' frames are sent again.
+/// The most frames that are read from the interface before guests' frames are sent again.
 const READ_MAX: usize = 32;
-/// Bytes of a frame with its header at most.
+/// Bytes of the longest frame with its header.
 const ROOM: usize = HEADER_SIZE + FRAME_SIZE_MAX;
-/// How often an interface that is down or gone is tried again.
+/// Delay between two attempts to use an interface that is down or deleted.
 const AGAIN: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
-/// How often an interface that does not report its end is checked.
+/// Delay between two checks of an interface whose deletion is not reported.
 const LOOK: Timespec = Timespec { tv_sec: 5, tv_nsec: 0 };
-/// Milliseconds between two looks for an interface that is gone, however much guests send.
+/// Least milliseconds between two attempts to find a deleted interface, however much guests send.
 const LOOK_MS: u64 = 500;
-/// How often `reap` is called while the kernel had no room for frames: no event tells of room.
+/// Delay between two calls of `reap` while the kernel has no room for frames: no event reports
+/// room.
 const ASK: Timespec = Timespec { tv_sec: 0, tv_nsec: 50_000 };
 
-/// A running uplink. Its thread ends when it is dropped.
+/// A running uplink. Dropping it ends its thread.
 #[derive(Debug)]
 pub struct Uplink {
     ends: Arc<AtomicBool>,
@@ -57,35 +58,36 @@ struct Carrier {
     from_guests: Box<dyn PortRx>,
     to_host: Box<dyn PortTx>,
     from_host: Box<dyn PortRx>,
-    /// Wakes the thread when the uplink ends, and when guests have sent.
+    /// Rung when the uplink ends, to wake the thread.
     doorbell: Arc<Doorbell>,
     ends: Arc<AtomicBool>,
     /// Memory for one frame of the interface, and the burst that refers to it.
     room: Arc<Mapping>,
     frame: Frames,
     frame_copy: Vec<u8>,
-    /// Frames that the interface has taken and reports later by `reap`, and those that have come
-    /// back. Their bytes were copied, so nothing waits for them.
+    /// The number of frames that the interface has taken and returns later by `reap`, and the
+    /// returned ones. Their bytes were copied, so nothing waits for them.
     owed: usize,
     returned: Vec<Returned>,
-    /// The host's interface is down or gone.
+    /// True if the host's interface is down or deleted.
     is_down: bool,
-    /// The interface was deleted, and the log says so.
+    /// True if the interface was deleted, which was logged.
     is_gone: bool,
-    /// The interface has lost frames, so it may have been deleted.
+    /// True if the interface has lost frames, so that it may have been deleted.
     must_look: bool,
-    /// The interface, which is no tap, does not report its deletion: it is checked every 5 s.
+    /// True if the interface is no tap, and so its deletion is not reported: it is checked every 5
+    /// s.
     is_silent: bool,
-    /// When the interface was last looked for (ms). Each look takes the host's network lock.
+    /// When the interface was last checked (ms). Each check takes the host's network lock.
     looked_at: Option<u64>,
 }
 
 impl Uplink {
-    /// Carries frames between `port` and pair 0 of `host`.
+    /// Starts to carry frames between `port` and pair 0 of `host`.
     ///
     /// # Errors
-    /// `EMFILE`, `ENOMEM`, `EAGAIN`: the host has no file descriptor, memory or thread for the
-    /// uplink. Any other: the host refuses to attach the pair, or refuses its offloads.
+    /// `EMFILE`, `ENOMEM`, `EAGAIN`: the host has no descriptor, memory or thread for the uplink.
+    /// Any other: the host refuses to attach the pair, or refuses its offloads.
     pub fn start(port: SwitchPort, host: Arc<dyn Port>, name: &str) -> Result<Self, Errno> {
         let no_memory = |_| Errno::NOMEM;
         attach(&*host)?;
@@ -158,7 +160,7 @@ impl Carrier {
         }
     }
 
-    /// Joins an interface of the same name, if the old one was deleted and a new one exists.
+    /// Opens an interface of the same name, if the old one was deleted and a new one exists.
     fn regain(&mut self) {
         let now = self.copy_path.switch.clock.now().0;
         if self.looked_at.is_some_and(|then| now.saturating_sub(then) < LOOK_MS) {
@@ -185,7 +187,7 @@ impl Carrier {
         (self.is_gone, self.is_down) = (false, false);
     }
 
-    /// Lets the interface send the frames that it had no room for.
+    /// Has the interface send the frames for which it had no room.
     fn reap(&mut self) {
         if self.owed > 0 {
             self.to_host.reap(&mut self.returned);
@@ -194,14 +196,14 @@ impl Carrier {
         }
     }
 
-    /// Counts frames that the interface has lost, and those that it reports later.
+    /// Counts frames that the interface has lost, and frames that it returns later.
     fn note(&mut self, sent: &Sent) {
         self.owed += sent.later.count_ones() as usize;
         self.must_look |= sent.down > 0;
         self.port.counters().dropped_full.add(sent.lost.count_ones().into());
     }
 
-    /// Sends the guests' frames to the interface. True if there were any.
+    /// Sends the guests' frames to the interface. Returns true if there were any.
     fn carry_out(&mut self) -> bool {
         match self.from_guests.incoming(usize::MAX) {
             Incoming::Lent(frames) if frames.count() == 0 => false,
@@ -252,7 +254,7 @@ impl Carrier {
         }
     }
 
-    /// Passes frames of the interface to the switch. True if there were any.
+    /// Passes frames of the interface to the switch. Returns true if there were any.
     fn carry_in(&mut self) -> bool {
         let Some(room) = self.room.slice(0, ROOM) else { return false };
         for count in 0..READ_MAX {
@@ -272,7 +274,7 @@ impl Carrier {
         true
     }
 
-    /// Sleeps until there is something to carry.
+    /// Sleeps until there is a frame to carry, the uplink ends, or a check is due.
     fn sleep(&self) {
         let (Readiness::Doorbell(guests), Readiness::Fd(host)) =
             (self.from_guests.readiness(), self.from_host.readiness())
@@ -284,7 +286,7 @@ impl Carrier {
         }
         let (guests, end) = (guests.as_fd(), self.doorbell.as_fd());
         let mut fds = [&guests, &end, &host].map(|fd| PollFd::new(fd, PollFlags::IN));
-        // An interface that is down reports an error at once, so do not poll it.
+        // Do not poll an interface that is down: it would report an error at once.
         let count = if self.is_down { 2 } else { 3 };
         let looks = self.is_down || self.must_look || self.is_gone;
         let timeout = match (self.owed > 0, looks, self.is_silent) {
@@ -294,7 +296,7 @@ impl Carrier {
             _ => None,
         };
         let _ = poll(&mut fds[..count], timeout);
-        // A thread that sleeps in `poll` must read the eventfd, or the next `poll` returns at once.
+        // Read the eventfd, or the next `poll` returns at once: `poll` is level-triggered.
         let _ = rustix::io::read(guests, &mut [0; 8]);
     }
 }

@@ -1,4 +1,4 @@
-//! The rules by which a port accepts and emits frames of VLANs. Pure.
+//! The VLAN rules of a port: which frames it accepts, and which tags leaving frames have. Pure.
 
 use super::table::VlanAddress;
 use manyring_wire::net::TYPES_TAG;
@@ -7,48 +7,48 @@ use manyring_wire::net::TYPES_TAG;
 pub(super) const ETHERNET: usize = 14;
 /// Bytes of a VLAN tag.
 pub(super) const VLAN_TAG: usize = 4;
-/// Where a tag stands in a frame: behind both addresses.
+/// Offset of a VLAN tag in a frame: behind both MAC addresses.
 pub(super) const TAG_AT: usize = 12;
 const TYPE_VLAN: u16 = 0x8100;
 
 /// The VLANs of a port.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Vlans {
-    /// Every frame passes unchanged: with its tag, or without one.
+    /// All: every frame passes unchanged, with its tag or without one.
     #[default]
     All,
-    /// The frames of this VLAN, which have no tag on this port.
+    /// One: frames of this VLAN, which have no tag on this port.
     Access(u16),
-    /// The frames of these VLANs, which have their tags on this port.
+    /// Several: frames of these VLANs, which have their tags on this port.
     Trunk(Vec<u16>),
 }
 
-/// The change of a frame's VLAN tag on its way from one port to another.
+/// The change of a frame's VLAN tag between its two ports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Change {
-    /// The frame stays as it is.
+    /// Leave the frame as it is.
     None,
-    /// Its tag is taken off.
+    /// Remove its tag.
     Strip,
-    /// It gets a tag of this VLAN.
+    /// Insert a tag of this VLAN.
     Insert(u16),
-    /// Its tag, which has a priority and no VLAN, gets this VLAN.
+    /// Set this VLAN in its tag, which has a priority and no VLAN.
     Set(u16),
 }
 
 /// The VLAN tag of a frame.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Tag {
-    /// The number of the VLAN; 0: the frame names none.
+    /// The number of the VLAN; 0: the frame has no VLAN.
     pub(super) vlan: u16,
-    /// The frame has a tag, perhaps one without a VLAN (a priority).
+    /// True if the frame has a tag, perhaps one with a priority and no VLAN.
     pub(super) is_tagged: bool,
-    /// Another tag lies behind this one.
+    /// True if another tag lies behind this one.
     pub(super) has_inner: bool,
 }
 
 impl Tag {
-    /// The tag of a frame with these first bytes.
+    /// Parses the tag of a frame with these first bytes.
     #[must_use]
     #[inline]
     pub(super) fn of(head: &[u8]) -> Self {
@@ -67,9 +67,10 @@ impl Tag {
 }
 
 impl Vlans {
-    /// The VLAN in which a frame with this tag arrives; `None`: the port does not accept it. A tag
-    /// with a priority alone counts as none (802.1Q). An access port does not accept such a frame
-    /// if a second tag follows: guests on access ports would get the frame with the second tag.
+    /// Returns the VLAN of a frame that arrives with this tag; `None`: the port does not accept it.
+    /// A tag with only a priority counts as no tag (802.1Q). An access port does not accept such a
+    /// frame if a second tag follows it: guests on other access ports would get the frame with the
+    /// second tag.
     #[must_use]
     pub(super) fn arrival(&self, tag: Tag) -> Option<u16> {
         match self {
@@ -79,7 +80,7 @@ impl Vlans {
         }
     }
 
-    /// True if the port is in this VLAN; 0: in none.
+    /// True if the port is in this VLAN. `vlan` 0 stands for frames without a VLAN.
     #[must_use]
     pub(super) fn has(&self, vlan: u16) -> bool {
         match self {
@@ -89,7 +90,8 @@ impl Vlans {
         }
     }
 
-    /// How a frame of `vlan` leaves, which arrived with this tag; `None`: not by this port.
+    /// Returns the change for a frame of `vlan`, which arrived with `tag`, to leave by this port;
+    /// `None`: it must not.
     #[must_use]
     pub(super) fn departure(&self, vlan: u16, tag: Tag) -> Option<Change> {
         let wants_tag = match self {
@@ -107,13 +109,13 @@ impl Vlans {
     }
 }
 
-/// The big-endian number in the two bytes at `at`.
+/// Returns the big-endian number in the two bytes at `at`.
 fn kind(bytes: &[u8], at: usize) -> Option<u16> {
     let bytes = bytes.get(at..at + 2)?.try_into().ok()?;
     Some(u16::from_be_bytes(bytes))
 }
 
-/// The destination and the source address of a frame; `None`: it is too short for a header.
+/// Returns the destination and the source address of a frame; `None`: it is too short.
 #[must_use]
 #[inline]
 fn addresses(head: &[u8]) -> Option<([u8; 6], [u8; 6])> {
@@ -121,8 +123,8 @@ fn addresses(head: &[u8]) -> Option<([u8; 6], [u8; 6])> {
     Some((*to, *rest.first_chunk()?))
 }
 
-/// The number of the group that a frame goes to, of those whose frames end at the next bridge (IEEE
-/// 802.1Q §8.6.3): 01:80:c2:00:00:00 to 01:80:c2:00:00:0f.
+/// Returns the number of the group to which a frame goes, if the group is one of 01:80:c2:00:00:00
+/// to 01:80:c2:00:00:0f, whose frames bridges do not forward (IEEE 802.1Q §8.6.3).
 #[must_use]
 #[inline]
 pub(super) fn reserved_group(head: &[u8]) -> Option<u8> {
@@ -132,7 +134,8 @@ pub(super) fn reserved_group(head: &[u8]) -> Option<u8> {
     }
 }
 
-/// The destination and source of a frame as keys of the table; `None` for a group address.
+/// Returns the destination and source of a frame as keys of the table; `None` in place of a group
+/// address.
 #[must_use]
 #[inline]
 pub(super) fn keys(head: &[u8], vlan: u16) -> Option<(Option<VlanAddress>, Option<VlanAddress>)> {

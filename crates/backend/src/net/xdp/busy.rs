@@ -3,12 +3,12 @@
 use rustix::io::Errno;
 use std::time::Duration;
 
-/// The kernel frees a queue, or an interface's place for a program, only a little after its former
-/// owner has closed it: the number of tries, and the pause between two.
+/// The kernel frees a queue, or an interface's attachment of a program, a little after its former
+/// owner has closed it. These are the number of tries, and the pause between two.
 const BUSY_TRIES: u32 = 50;
 const BUSY_RETRY_DELAY: Duration = Duration::from_millis(10);
-/// How often half a second is waited for the sockets of a process that died: the kernel may still
-/// close them.
+/// How often half a second is waited for the sockets of a dead process, which the kernel may still
+/// be closing.
 const LONG_TRIES: u32 = 10;
 
 /// Repeats `call` while it fails with `EBUSY`, for half a second.
@@ -25,7 +25,7 @@ pub(super) fn while_busy<T>(mut call: impl FnMut() -> Result<T, Errno>) -> Resul
     Err(Errno::BUSY)
 }
 
-/// As [`while_busy`], for five seconds.
+/// Repeats `call` while it fails with `EBUSY`, for five seconds.
 ///
 /// # Errors
 /// Those of `call`.

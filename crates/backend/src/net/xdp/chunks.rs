@@ -1,56 +1,56 @@
-//! `Chunks`: which chunks of the shared memory the kernel has, so that each address that comes back
-//! from it can be checked.
+//! `Chunks`: records which chunks of the shared memory the kernel has, so that each address that
+//! comes back from it can be checked.
 
 use super::ring::Place;
 
 /// Bytes that a driver leaves free in front of a frame (`XDP_PACKET_HEADROOM`).
 const HEADROOM: u32 = 256;
 
-/// Consecutive chunks of one size, each of which either the kernel has or this process.
+/// Consecutive chunks of one size. At any time, either the kernel or this process has a chunk.
 #[derive(Debug)]
 pub(super) struct Chunks {
-    /// The number of the first chunk, counted from the start of the memory.
+    /// The number of the first chunk, counted from the beginning of the memory.
     first: u32,
     /// Bytes of a chunk; a power of two.
     size: u32,
-    /// For each chunk: the kernel has it.
+    /// True for each chunk that the kernel has.
     given: Vec<bool>,
 }
 
 impl Chunks {
-    /// `count` chunks of `size` bytes from number `first` on, none of which the kernel has.
+    /// Makes `count` chunks of `size` bytes, beginning with chunk number `first`. The kernel has
+    /// none of them.
     pub(super) fn new(first: u32, size: u32, count: u32) -> Self {
         Self { first, size, given: vec![false; count as usize] }
     }
 
-    /// Bytes of the longest frame that fits a chunk behind the headroom of a driver.
+    /// Returns the bytes of the longest frame that fits a chunk behind the driver's headroom.
     pub(super) fn room(size: u32) -> u32 {
         size - HEADROOM
     }
 
-    /// The addresses of all chunks.
+    /// Returns the addresses of all chunks.
     pub(super) fn all(&self) -> impl Iterator<Item = u64> + use<> {
         let (first, size) = (self.first, self.size);
         (0..self.given.len() as u64).map(move |n| (u64::from(first) + n) * u64::from(size))
     }
 
-    /// Notes that the kernel gets the chunk at `addr`. Returns false if the kernel has this chunk
-    /// already, or if no chunk of this half has this address.
+    /// Records that the kernel gets the chunk at `addr`. Returns false if the kernel has it
+    /// already, or if no chunk has this address.
     pub(super) fn give(&mut self, addr: u64) -> bool {
         let entry = self.entry(addr);
         entry.is_some_and(|is_given| !std::mem::replace(is_given, true))
     }
 
-    /// Notes that the kernel has given back the chunk in which `addr` lies. Returns the chunk's
-    /// first address; `None`: the kernel did not have the chunk, or no chunk of this half has this
-    /// address.
+    /// Records that the kernel has returned the chunk in which `addr` lies. Returns the chunk's
+    /// first address; `None`: the kernel did not have the chunk, or no chunk has this address.
     pub(super) fn take(&mut self, addr: u64) -> Option<u64> {
         let is_given = self.entry(addr)?;
         std::mem::replace(is_given, false).then(|| addr - addr % u64::from(self.size))
     }
 
-    /// Notes that the kernel has given back a chunk with a frame. Returns the first address of the
-    /// chunk, and the frame if all of it lies in the chunk. `None`: as for [`Self::take`].
+    /// Records that the kernel has returned a chunk with a frame. Returns the first address of the
+    /// chunk, and the frame if it lies completely in the chunk. `None`: as for [`Self::take`].
     pub(super) fn take_frame(&mut self, place: Place) -> Option<(u64, Option<Place>)> {
         let chunk = self.take(place.addr)?;
         let end = chunk + u64::from(self.size);

@@ -1,8 +1,9 @@
-//! Sockets that were lent to a process which no longer serves the interface.
+//! AF_XDP sockets that were lent to a process which no longer serves the interface.
 //!
-//! Whoever has a copy of a socket that is bound to a queue sends frames by it, whatever the program
-//! of the interface says, and the kernel takes a socket away from nobody. It gives a queue to one
-//! socket only, though. So nobody gets sockets before the last copy of the former ones is closed.
+//! A process that has a copy of a socket bound to a queue can send frames by it, whatever the
+//! interface's program says, and the kernel takes a socket away from nobody. But the kernel binds
+//! only one socket to a queue. So the next process gets its sockets only when the last copy of the
+//! former ones is closed.
 
 use super::socket::{Wanted, bind_probe};
 use super::{Shared, State, XdpPort};
@@ -11,33 +12,34 @@ use rustix::fd::OwnedFd;
 use rustix::io::Errno;
 use std::sync::atomic::Ordering;
 
-/// The sockets that were lent before: whether another process still has a copy of one.
+/// The former sockets: tells whether another process still has a copy of one.
 #[derive(Debug)]
 pub(super) struct Former {
-    /// Every copy of a former socket is closed.
+    /// True if every copy of a former socket is closed.
     pub(super) are_closed: bool,
-    /// Sockets without frames that hold the first queues, which no former socket has.
+    /// Sockets without frames, each bound to one of the first queues: proof that no former socket
+    /// is bound there.
     probes: Vec<OwnedFd>,
 }
 
 impl Former {
-    /// No socket was lent on this interface.
+    /// For an interface on which no socket was lent yet.
     pub(super) fn none() -> Self {
         Self { are_closed: true, probes: Vec::new() }
     }
 
-    /// New sockets are lent: they are the former ones next time.
+    /// Records that new sockets are lent: they are the former ones next time.
     pub(super) fn lend(&mut self) {
         *self = Self { are_closed: false, probes: Vec::new() };
     }
 }
 
 impl XdpPort {
-    /// Closes this process's copies of the sockets that were lent. True if nobody else has one, or
-    /// the interface that they were bound to is gone.
+    /// Closes this process's copies of the lent sockets. Returns true if no other process has one,
+    /// or if the interface to which they were bound is deleted.
     ///
     /// # Errors
-    /// The interface's queues cannot be looked at.
+    /// The interface's queues cannot be probed.
     pub(super) fn are_former_closed(&self) -> Result<bool, Errno> {
         let Shared { index, state, .. } = &*self.shared;
         let mut state = state.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
@@ -53,8 +55,8 @@ impl XdpPort {
             lent.close(interface);
         }
         if interface == 0 {
-            // Sockets without an interface cannot be looked for. Those that were lent since it was
-            // deleted are the last ones until it is back.
+            // While the interface is deleted, its queues cannot be probed. No sockets are lent
+            // before it is back.
             return Ok(false);
         }
         while former.probes.len() < self.options.queue_pairs {

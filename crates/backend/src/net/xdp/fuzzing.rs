@@ -1,4 +1,4 @@
-//! The check of descriptors that come back from AF_XDP, for the fuzz target `xdp_descriptor`.
+//! For the fuzz target `xdp_descriptor`: the check of descriptors that come back from AF_XDP.
 
 use super::chunks::Chunks;
 use super::ring::Place;
@@ -8,8 +8,8 @@ use super::ring::Place;
 pub struct Lent(Chunks);
 
 impl Lent {
-    /// `count` chunks of `size` bytes, which is a power of two, from number `first` on. The kernel
-    /// has none of them.
+    /// Makes `count` chunks of `size` bytes (a power of two), beginning with chunk number `first`.
+    /// The kernel has none of them.
     #[must_use]
     pub fn new(first: u32, size: u32, count: u32) -> Self {
         Self(Chunks::new(first, size, count))
@@ -21,13 +21,13 @@ impl Lent {
         self.0.give(addr)
     }
 
-    /// The chunk of an address that came back, if the kernel had it.
+    /// Returns the chunk of an address that came back, if the kernel had it.
     pub fn take(&mut self, addr: u64) -> Option<u64> {
         self.0.take(addr)
     }
 
-    /// The chunk of a frame that came back, if the kernel had it, and the frame (its address and
-    /// length), if it lies in the chunk.
+    /// Returns the chunk of a frame that came back, if the kernel had it, and the frame (address
+    /// and length) if it lies in the chunk.
     pub fn take_frame(&mut self, addr: u64, len: u32) -> Option<(u64, Option<(u64, u32)>)> {
         let (chunk, frame) = self.0.take_frame(Place { addr, len })?;
         Some((chunk, frame.map(|frame| (frame.addr, frame.len))))

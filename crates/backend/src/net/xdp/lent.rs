@@ -1,22 +1,23 @@
-//! A port of AF_XDP whose owner is another process: the sockets and their memory are lent, the
-//! interface and its program are not.
+//! An AF_XDP port whose interface another process (the owner) has: the owner lends the sockets and
+//! their memory to this process (the borrower), but not the interface and its program.
 //!
 //! ```text
 //! owner                                              borrower
 //! LentSockets::make: memory, sockets, rings -------> XdpLentPort::new maps memory and rings
 //! has the program give a socket the frames     <---- Owner::set_attached
 //! of its queue
-//! looks whether the interface is gone <------------- Owner::suspect
-//! sees that the interface is gone -----------------> XdpLentPort::lose
-//! has joined another one: new sockets -------------> XdpLentPort::renew, for `join_again`
+//! checks whether the interface is deleted <--------- Owner::suspect
+//! finds that it is deleted ------------------------> XdpLentPort::lose
+//! has opened another one: new sockets -------------> XdpLentPort::renew, for `join_again`
 //! ```
-//! 1. The owner registers the memory: the kernel pins its pages and keeps no address. It is a file
-//!    whose size nobody can change, so that its pages are there whoever maps it.
-//! 2. A socket is bound before it is lent. Kernels before 6.4 let nobody map the rings of a socket
-//!    that is bound, and the borrower maps them: there it is bound when its pair is first used.
-//! 3. A borrower that goes may have copies of its sockets. The next one gets other sockets with
-//!    other memory, so that nobody writes the rings or the frames of two, and it gets them when
-//!    the last copy of the former ones is closed (`former.rs`).
+//! 1. The owner registers the memory: the kernel pins its pages and keeps no address. The memory is
+//!    a file whose size nobody can change, so that its pages exist for every process that maps it.
+//! 2. A socket is bound before it is lent. But kernels before 6.4 do not let the rings of a bound
+//!    socket be mapped, which the borrower does: there the socket is bound when its pair is first
+//!    used.
+//! 3. A borrower that has ended may have left copies of its sockets with other processes. The next
+//!    borrower gets other sockets with other memory, so that no two processes write the same rings
+//!    or frames, and it gets them when the last copy of the former ones is closed (`former.rs`).
 //! 4. The kernel checks each descriptor against the memory of its socket.
 
 use super::busy::while_long_busy;
@@ -35,13 +36,13 @@ use rustix::io::Errno;
 use std::sync::atomic::{AtomicU16, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// The kernel from which on the rings of a socket can be mapped when it is bound.
+/// The first kernel that lets the rings of a bound socket be mapped.
 const MAPS_BOUND: (u32, u32) = (6, 4);
 
-/// The owner's half of lent sockets.
+/// The owner's part of lent sockets.
 #[derive(Debug)]
 pub(super) struct LentSockets {
-    /// Each socket, and whether it is bound to its queue.
+    /// Each socket, with true if it is bound to its queue.
     sockets: Vec<(OwnedFd, bool)>,
     memory: OwnedFd,
     /// Bytes of a chunk.
@@ -50,17 +51,19 @@ pub(super) struct LentSockets {
 }
 
 impl LentSockets {
-    /// Makes `count` sockets for frames of `frame_size` bytes. Returns them and their memory, which
-    /// lies one behind the other in a file. May block.
+    /// Makes `count` sockets for frames of `frame_size` bytes. Returns them, and a file with their
+    /// memory, one behind the other. May block.
     ///
     /// # Errors
-    /// `EMSGSIZE`: no chunk holds such a frame. `ENOBUFS`: so much memory may not be locked.
+    /// `EMSGSIZE`: no chunk holds such a frame. `ENOBUFS`: the host does not allow to lock so much
+    /// memory.
     pub(super) fn make(count: usize, frame_size: u32) -> Result<(Self, OwnedFd), Errno> {
         let chunk = chunk_size(frame_size)?;
         let memory = memory(count)?;
         let sockets = (0..count).map(|index| {
             let part = Mapping::of_file(&memory, place(index), MEMORY_SIZE.into());
-            // The kernel has pinned the pages when this returns, and the mapping goes.
+            // The kernel has pinned the pages when this returns, so the mapping is not needed any
+            // more.
             let socket = register_lent(&part.map_err(|_| Errno::NOMEM)?, chunk)?;
             Ok((socket, false))
         });
@@ -69,21 +72,21 @@ impl LentSockets {
         Ok((Self { sockets, memory: copy, chunk, frame_size }, memory))
     }
 
-    /// Copies of all sockets.
+    /// Returns copies of all sockets.
     ///
     /// # Errors
-    /// `EMFILE`, `ENFILE`: the host has no file descriptor.
+    /// `EMFILE`, `ENFILE`: no descriptor is free.
     pub(super) fn copies(&self) -> Result<Vec<OwnedFd>, Errno> {
         let copy = |(fd, _): &(OwnedFd, bool)| rustix::io::fcntl_dupfd_cloexec(fd, 3);
         self.sockets.iter().map(copy).collect()
     }
 
-    /// Binds all sockets before they are lent: whoever has one that is not bound can bind it to any
-    /// queue of the host. Only if the borrower can map them then. May block, for five seconds if a
-    /// queue is busy: the kernel may still close the sockets of a process that died.
+    /// Binds all sockets before they are lent, if the borrower can map their rings then: a process
+    /// that has an unbound socket can bind it to any queue of the host. May block, for five seconds
+    /// if a queue is busy: the kernel may still be closing the sockets of a dead process.
     ///
     /// # Errors
-    /// `EBUSY`: somebody else has a queue.
+    /// `EBUSY`: another socket is bound to a queue.
     pub(super) fn bind_early(&mut self, interface: u32) -> Result<(), Errno> {
         if interface == 0 || release() < MAPS_BOUND {
             return Ok(());
@@ -93,8 +96,9 @@ impl LentSockets {
         (0..count).try_for_each(bind)
     }
 
-    /// Closes the sockets, after those that were never bound are bound to their queues: whoever has
-    /// copies keeps the queues busy, and so is seen. Frees the memory that nobody has pinned.
+    /// Closes the sockets. Before that, binds those that were never bound to their queues: then
+    /// copies that other processes have keep the queues busy, and so are noticed. Frees the memory
+    /// that is not pinned.
     pub(super) fn close(mut self, interface: u32) {
         for index in 0..self.sockets.len() {
             let bound =
@@ -107,10 +111,10 @@ impl LentSockets {
         let _ = rustix::fs::fallocate(&self.memory, flags, 0, place(self.sockets.len()));
     }
 
-    /// The socket of pair `index`, bound to that queue of the interface.
+    /// Returns the socket of pair `index`, bound to that queue of the interface.
     ///
     /// # Errors
-    /// `EINVAL`: there is no such pair. `EBUSY`: a former socket has the queue still.
+    /// `EINVAL`: there is no such pair. `EBUSY`: a former socket is still bound to the queue.
     pub(super) fn bound(&mut self, index: usize, interface: u32) -> Result<&OwnedFd, Errno> {
         let queue = u32::try_from(index).map_err(|_| Errno::INVAL)?;
         let frame_size = self.frame_size;
@@ -124,7 +128,7 @@ impl LentSockets {
     }
 }
 
-/// Major and minor number of the kernel.
+/// Returns the major and minor version of the kernel.
 fn release() -> (u32, u32) {
     let name = rustix::system::uname();
     let text = name.release().to_string_lossy();
@@ -133,7 +137,7 @@ fn release() -> (u32, u32) {
     (next(), next())
 }
 
-/// A file for the memory of `count` sockets.
+/// Makes a file for the memory of `count` sockets.
 fn memory(count: usize) -> Result<OwnedFd, Errno> {
     let file = rustix::fs::memfd_create("xdp", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
     rustix::fs::ftruncate(&file, place(count))?;
@@ -142,7 +146,7 @@ fn memory(count: usize) -> Result<OwnedFd, Errno> {
     Ok(file)
 }
 
-/// Where the memory of socket `index` begins.
+/// Returns the offset of the memory of socket `index` in that file.
 fn place(index: usize) -> u64 {
     index as u64 * u64::from(MEMORY_SIZE)
 }
@@ -150,32 +154,32 @@ fn place(index: usize) -> u64 {
 #[derive(Debug)]
 struct State {
     host_filter: HostFilter,
-    /// The owner has seen that the interface is gone.
+    /// True if the owner has found that the interface is deleted.
     is_gone: bool,
-    /// The sockets on the interface that the owner has joined since, their memory, and the bytes
-    /// of a chunk.
+    /// The sockets on the interface that the owner has opened since, their memory, and the size of
+    /// a chunk in bytes.
     renewed: Option<(Vec<OwnedFd>, u32)>,
     /// The sockets of pairs that were not used yet.
     unused: Vec<Option<XdpSocket>>,
 }
 
-/// The port of a process that borrows the sockets of an interface.
+/// The port of a process that uses the lent sockets of an interface.
 #[derive(Debug)]
 pub struct XdpLentPort {
     interface: String,
     pairs: Vec<Arc<Pair>>,
     owner: Arc<dyn Owner>,
     state: Mutex<State>,
-    /// The host's MTU, 0 if it has none.
+    /// The host's MTU; 0: unknown.
     mtu: AtomicU16,
 }
 
 impl XdpLentPort {
-    /// A port on lent sockets.
+    /// Makes a port on lent sockets.
     ///
     /// # Errors
-    /// `EINVAL`: there is no socket, or the descriptors are others. Any other: the memory or the
-    /// rings cannot be mapped.
+    /// `EINVAL`: there is no socket, or the descriptors are of another kind. Any other: the memory
+    /// or the rings cannot be mapped.
     pub fn new(lent: Lent, owner: Arc<dyn Owner>) -> Result<Self, Errno> {
         let Lent { facts, queues, table: _ } = lent;
         let chunk = facts.chunk.ok_or(Errno::INVAL)?;
@@ -199,18 +203,18 @@ impl XdpLentPort {
         self.pairs.get(index).ok_or(Errno::INVAL)
     }
 
-    /// Called when the interface is gone. The device must check the port afterwards.
+    /// Call when the interface was deleted. The device must check the port afterwards.
     pub fn lose(&self) {
         let mut state = self.state();
         (state.is_gone, state.renewed) = (true, None);
     }
 
-    /// Called when the owner has joined an interface in the place of the deleted one: `queues` are
-    /// its sockets and their memory, in chunks of `chunk` bytes, and `host_filter` what the host
-    /// keeps from it. The device must check the port then.
+    /// Call when the owner has opened an interface in place of the deleted one. `queues` are its
+    /// sockets and their memory, in chunks of `chunk` bytes; `host_filter` is the host's filter on
+    /// it. The device must check the port afterwards.
     ///
     /// # Errors
-    /// `EINVAL`: the number of sockets differs from that of the pairs, or no chunk is named.
+    /// `EINVAL`: the number of sockets differs from that of the pairs, or `chunk` is `None`.
     pub fn renew(
         &self,
         queues: Vec<OwnedFd>,
@@ -228,7 +232,8 @@ impl XdpLentPort {
     }
 }
 
-/// Maps lent sockets: `queues` are the sockets, and the memory of all.
+/// Maps the rings of lent sockets. `queues` has the sockets, and behind them the file with their
+/// memory.
 fn mapped(mut queues: Vec<OwnedFd>, chunk: u32) -> Result<Vec<Option<XdpSocket>>, Errno> {
     let memory = queues.pop().ok_or(Errno::INVAL)?;
     if queues.is_empty() {
@@ -239,7 +244,7 @@ fn mapped(mut queues: Vec<OwnedFd>, chunk: u32) -> Result<Vec<Option<XdpSocket>>
         let part = Mapping::of_file(&memory, place(index), MEMORY_SIZE.into());
         let part = Arc::new(part.map_err(|_| Errno::NOMEM)?);
         let queue = u32::try_from(index).map_err(|_| Errno::INVAL)?;
-        // The owner knows the interface, and binds the socket to it.
+        // No interface is needed here: the owner binds the socket.
         let wanted = Wanted { interface: 0, queue, frame_size };
         in_own_memory(|| XdpSocket::mapped(fd, part, chunk, wanted, None)).map(Some)
     };
@@ -300,7 +305,7 @@ impl Port for XdpLentPort {
         self.state().host_filter
     }
 
-    /// Notes the MTU, which the owner has already set on the interface.
+    /// Stores the MTU, which the owner has already set on the interface.
     fn set_mtu(&self, mtu: u16) -> Result<(), Errno> {
         self.mtu.store(mtu, Ordering::Relaxed);
         Ok(())
@@ -327,7 +332,7 @@ impl Port for XdpLentPort {
         let (queues, chunk) = renewed.ok_or_else(|| TapError::Missing(name.clone()))?;
         let failed = |errno| TapError::system(name, "take its queues", errno);
         state.unused = mapped(queues, chunk).map_err(failed)?;
-        // The device let go of all frames of the old interface when that was deleted.
+        // The device has returned all frames of the old interface, since that was deleted.
         self.pairs.iter().for_each(|pair| pair.let_go(pair.close(), false));
         state.is_gone = false;
         Ok(())

@@ -5,19 +5,20 @@
 //! transmitq -> XdpTx   copy into a chunk, tx ring    -> packet -> the interface's queue n
 //! receiveq  <- XdpRx   rx ring, copy into buffers   <- program: socket of queue n <- the driver
 //! ```
-//! Pair n is queue n of the interface. The host's network stack gets no frame that arrives on the
-//! queue of a pair that the guest uses, and every frame that arrives on the other queues. The port
-//! leaves the interface's settings; program and sockets end with the port, or with the process.
+//! Pair n is queue n of the interface. Frames that arrive on the queue of a pair in use go to the
+//! guest, and the host's network stack gets none of them; it gets all frames of the other queues.
+//! The port does not restore the interface's settings; program and sockets end with the port, or
+//! with the process.
 //!
-//! A port with `zero_copy` does not copy long frames: the device reads them in the guest's memory.
-//! The thread of `replacer` registers that memory, and gets frames back that must return.
+//! A port with `zero_copy` does not copy long frames: the card reads them in the guest's memory.
+//! The thread of `replacer.rs` registers that memory, and gets frames back that must return.
 //!
-//! A port that `lends` has no halves: another process serves its queues, by sockets of this one
-//! (`lent`).
+//! A port that `lends` has no halves: another process serves its queues with the sockets of this
+//! one (`lent.rs`).
 //!
-//! `socket` has the memory and the rings, `pair` both ends of a socket while it is replaced,
-//! `pages` a guest's memory as the kernel sees it, `program` the XDP program, `queue` the two
-//! halves.
+//! `socket.rs` has the memory and the rings, `pair.rs` both ends of a socket while it is replaced,
+//! `pages.rs` a guest's memory as the kernel sees it, `program.rs` the XDP program, `queue.rs` the
+//! two halves.
 
 mod busy;
 mod chunks;
@@ -54,28 +55,28 @@ use socket::{Wanted, XdpSocket, frame_size_max};
 use std::sync::atomic::{AtomicU16, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// Bytes of a frame that the MTU does not count: an Ethernet header with a VLAN tag.
+/// Bytes of a frame that the MTU does not include: an Ethernet header with a VLAN tag.
 const AROUND: u32 = 18;
 
 /// The interface to open, and the settings to apply to it.
 #[derive(Clone, Debug)]
 pub struct XdpOptions {
-    /// The interface: 1 to 15 bytes.
+    /// The name of the interface: 1 to 15 bytes.
     pub name: String,
     /// Queue pairs, 1 to 256: the interface must have a queue for each.
     pub queue_pairs: usize,
     /// The MTU in bytes; `None`: unchanged.
     pub mtu: Option<u16>,
-    /// Set the interface up or down; `None`: unchanged.
+    /// True: set the interface up; false: down; `None`: unchanged.
     pub up: Option<bool>,
-    /// Have the device read long frames in the guest's memory, all of which is pinned. One pair
-    /// only, and only with drivers that can.
+    /// True: the card reads long frames in the guest's memory, all of which is pinned. One pair
+    /// only, and only with drivers that support it.
     pub zero_copy: bool,
-    /// Another process serves the queues ([`lent::XdpLentPort`]). Not with `zero_copy`.
+    /// True: another process serves the queues ([`lent::XdpLentPort`]). Not with `zero_copy`.
     pub lends: bool,
 }
 
-/// The part of a port that changes while the port runs. Its lock is held during system calls.
+/// The state of a port that changes while the port runs. Its lock is held during system calls.
 #[derive(Debug)]
 struct State {
     /// The program of the interface; `None`: the interface was deleted.
@@ -84,16 +85,16 @@ struct State {
     /// The sockets of the process that serves the queues.
     lent: Option<LentSockets>,
     former: Former,
-    /// The MTU that the operator has set last; `None`: as the interface has it.
+    /// The MTU that the operator has set last; `None`: it was never set.
     mtu: Option<u16>,
 }
 
-/// The part of a port that its replacer thread uses too.
+/// The state of a port that its replacer thread uses, too.
 #[derive(Debug)]
 struct Shared {
     name: String,
     links: Links,
-    /// The number of the interface; 0 if it is gone.
+    /// The number of the interface; 0: it is deleted.
     index: AtomicU32,
     pairs: Vec<Arc<Pair>>,
     state: Mutex<State>,
@@ -109,7 +110,7 @@ pub struct XdpPort {
     reception: Reception,
     shared: Arc<Shared>,
     replacer: Option<SocketReplacer>,
-    /// Held while sockets are made for another process.
+    /// Locked while sockets are made for another process.
     lending: Mutex<()>,
 }
 
@@ -120,7 +121,7 @@ struct Opened {
     sockets: Vec<XdpSocket>,
 }
 
-/// Looks for the interface `name`, without opening it.
+/// Checks that the interface `name` exists, without opening it.
 ///
 /// # Errors
 /// [`TapError::Missing`]: there is no such interface.
@@ -137,7 +138,7 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The parameters of a new socket for queue `queue`; `None`: the interface is gone.
+    /// Returns the parameters for a new socket of queue `queue`; `None`: the interface is deleted.
     fn wanted(&self, queue: u32) -> Option<Wanted> {
         let interface = Some(self.index.load(Ordering::Relaxed)).filter(|index| *index > 0)?;
         let frame_size = u32::from(self.mtu.load(Ordering::Relaxed)) + AROUND;
@@ -160,7 +161,8 @@ impl XdpPort {
         let links = open_links(name)?;
         let change = Change { mtu: mtu.map(u32::from), up: *up, ..Change::default() };
         let Opened { link, program, sockets } = open(&links, options, &change)?;
-        // A port that lends has seen that it can have the queues, and makes other sockets for them.
+        // For a port that lends, this was only a check that the queues are free: `lent` makes other
+        // sockets later.
         let sockets = sockets.into_iter().filter(|_| !lends);
         let pairs = sockets.map(|socket| Pair::new(socket).map(Arc::new));
         let pairs = pairs.collect::<Result<_, _>>().map_err(|errno| system("watch it", errno))?;
@@ -191,8 +193,8 @@ impl XdpPort {
         Ok(Self { options, address, reception, shared, replacer, lending })
     }
 
-    /// The MAC address of the interface, if it has one: a network card delivers only frames to this
-    /// address, to groups and to everybody, unless it is promiscuous.
+    /// The MAC address of the interface, if it has one: unless a card is promiscuous, it delivers
+    /// only frames to this address, to groups and to everybody.
     #[must_use]
     pub fn guest_mac(&self) -> Option<[u8; 6]> {
         self.address
@@ -202,10 +204,11 @@ impl XdpPort {
         self.shared.pairs.get(index).ok_or(Errno::INVAL)
     }
 
-    /// New sockets for another process, once nobody has those that were lent before. May block, for
-    /// five seconds if a queue is busy.
+    /// Makes new sockets for another process, once no other process has copies of those that were
+    /// lent before. May block, for five seconds if a queue is busy.
     fn lent(&self) -> Result<Lent, Errno> {
-        // A lending that nobody waits for any more must not replace the sockets of a later one.
+        // Make sockets for one request at a time: a request whose sender no longer waits must not
+        // replace the sockets of a later one.
         let _turn = self.lending.lock().unwrap_or_else(PoisonError::into_inner);
         if !self.are_former_closed()? {
             return Err(Errno::BUSY);
@@ -229,7 +232,7 @@ impl XdpPort {
         Ok(Lent { facts, queues, table: None })
     }
 
-    /// Has the frames of a queue go to the host.
+    /// Has the program pass the frames of a queue to the host's network stack.
     fn detach(&self, state: &mut State, index: usize) -> Result<(), Errno> {
         let number = u32::try_from(index).map_err(|_| Errno::INVAL)?;
         if let Some(program) = state.program.as_ref().filter(|_| state.attached[index]) {
@@ -239,7 +242,7 @@ impl XdpPort {
         Ok(())
     }
 
-    /// Has the frames of a queue go to its socket.
+    /// Has the program pass the frames of a queue to its socket.
     fn attach(&self, state: &mut State, index: usize) -> Result<(), Errno> {
         let number = u32::try_from(index).map_err(|_| Errno::INVAL)?;
         let State { program, lent, .. } = state;
@@ -256,8 +259,8 @@ impl XdpPort {
         Ok(())
     }
 
-    /// Bytes of the longest frame that the chunks hold. They are for frames of the MTU that the
-    /// interface had when they were made.
+    /// Returns the bytes of the longest frame that the chunks hold. Their size was chosen for the
+    /// MTU that the interface had when they were made.
     fn room(&self, state: &State) -> u32 {
         let pair = self.shared.pairs.first();
         let own = pair.and_then(|pair| pair.tx().end.as_ref().map(|end| end.room));
@@ -270,9 +273,9 @@ impl XdpPort {
     }
 }
 
-/// Bytes of a frame from which on copying it costs more than returning its chain to the guest
-/// later. A late return is taken to cost as much as `LATE_STEPS` multiplications, each of which
-/// needs the result of the one before; this function measures both costs.
+/// Returns the length from which on copying a frame costs more than returning its chain to the
+/// guest later. Returning late is assumed to cost as much as `LATE_STEPS` dependent
+/// multiplications; this function measures both.
 fn threshold() -> usize {
     const LATE_STEPS: u64 = 240;
     const ROUNDS: u64 = 64;
@@ -398,7 +401,7 @@ impl Port for XdpPort {
 
     fn set_attached(&self, index: usize, attached: bool) -> Result<(), Errno> {
         if attached {
-            // The lock is free between two tries.
+            // The lock is released between two tries.
             return while_long_busy(|| {
                 let mut state = self.shared.state();
                 match state.attached.get(index) {
@@ -464,7 +467,7 @@ impl Port for XdpPort {
         let number = index.load(Ordering::Relaxed);
         if state.program.is_some() && links.at(number) == Ok(None) {
             state.program = None;
-            // The kernel has taken the queues away from all sockets.
+            // The kernel has taken the queues from all sockets when the interface was deleted.
             state.former = Former::none();
             index.store(0, Ordering::Relaxed);
         }
@@ -478,12 +481,12 @@ impl Port for XdpPort {
         let change = Change { mtu: mtu.map(u32::from), up, ..Change::default() };
         let Opened { link, program, sockets } = open(&self.shared.links, &options, &change)?;
         for (pair, socket) in self.shared.pairs.iter().zip(sockets) {
-            // The device let go of all frames of the old interface when that was deleted.
+            // The device has returned all frames of the old interface, since that was deleted.
             let left: Left = pair.close();
             let opened = pair.open(socket, left);
             opened.map_err(|errno| TapError::system(&options.name, "watch it", errno))?;
         }
-        // The process that serves the queues gets others.
+        // The process that serves the queues gets new sockets.
         (state.lent, state.former) = (None, Former::none());
         self.shared.mtu.store(mtu_of(&link), Ordering::Relaxed);
         self.shared.index.store(link.index, Ordering::Relaxed);

@@ -1,28 +1,30 @@
-//! `Pages`: a guest's memory, mapped behind the socket's own, which a device reads (zero-copy).
+//! `Pages`: a guest's memory, mapped behind the socket's own memory, so that the card can read it
+//! (zero-copy).
 //!
-//! A socket has one range of memory. The regions of a guest lie apart, so their pages are mapped a
-//! second time, one region after another behind the socket's own memory. The kernel pins the pages
-//! and does not keep the addresses of this second mapping, so it is unmapped at once. From then on
-//! an address of a guest's slice is translated into a place of the range by a short table.
+//! A socket has one range of memory. The regions of a guest are not adjacent, so their pages are
+//! mapped a second time, one region after another behind the socket's own memory. The kernel pins
+//! the pages and does not keep the addresses of this second mapping, so it is unmapped at once.
+//! From then on a short table translates the address of a guest's slice into an offset in the
+//! range.
 
 use manyring_memory::{GuestMemory, GuestSlice, Mapping, MemoryError};
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Bytes of a page. A frame that is lent must lie in one page.
+/// Bytes of a page. A frame can be lent only if it lies in one page.
 pub(super) const PAGE: u64 = 4096;
 
-/// Where the pages of a snapshot lie in the range.
+/// The offsets of a memory snapshot's pages in the range.
 #[derive(Debug, Default)]
 pub(super) struct Pages {
-    /// Names the snapshot; 0: none.
+    /// The ID of the snapshot; 0: none.
     snapshot: u64,
-    /// The host's addresses of each region, and where it begins in the range.
+    /// For each region, its addresses in this process, and its offset in the range.
     regions: Vec<(Range<usize>, u64)>,
 }
 
 impl Pages {
-    /// The range of `own` and, behind it, of the regions of `memory`.
+    /// Makes the range: `own` and, behind it, the regions of `memory`.
     ///
     /// # Errors
     /// [`MemoryError::Map`]: a region cannot be mapped a second time.
@@ -46,7 +48,8 @@ impl Pages {
         self.snapshot == memory.id()
     }
 
-    /// Where a slice of the snapshot lies in the range, if it lies in one page.
+    /// Returns the offset of a slice of the snapshot in the range; `None` if the slice does not lie
+    /// in one page.
     pub(super) fn place_of(&self, slice: &GuestSlice<'_>) -> Option<u64> {
         let address = slice.address();
         let (region, at) = self.regions.iter().find(|(region, _)| region.contains(&address))?;

@@ -1,10 +1,10 @@
-//! `Pair`: the two ends of a queue pair's socket, as the halves reach them. The control thread, or
-//! the replacer of a port that lends guests' pages, may replace both.
+//! `Pair`: holds the two ends of a queue pair's socket for its two halves. The control thread, or
+//! the replacer thread, may replace both ends.
 //!
-//! Each end lies behind a lock, which its half takes once for a burst, and which only a replacement
-//! contends for. While a socket is replaced there are no ends, and frames wait as if the host had
-//! no memory. Workers watch an epoll instance of the pair: it stays while the socket, which must be
-//! closed before its queue can be bound again, is replaced.
+//! Each end lies behind a lock, which its half takes once for a burst. Only a replacement contends
+//! for the lock. While a socket is being replaced there are no ends, and frames wait as if the host
+//! had no memory. Workers watch an epoll instance of the pair, which is not replaced. A socket must
+//! be closed before another one can be bound to its queue.
 
 use super::socket::{RxEnd, TxEnd, TxWakeup, XdpSocket};
 use crate::net::Token;
@@ -19,7 +19,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 pub(super) struct Pair {
     tx: Mutex<XdpSender>,
     rx: Mutex<Inlet>,
-    /// Readable while a frame has arrived at the socket.
+    /// Epoll instance that is readable while a frame has arrived at the socket.
     watched: OwnedFd,
 }
 
@@ -29,13 +29,13 @@ pub(super) struct XdpSender {
     /// `None`: the socket is being replaced, or its interface was deleted.
     pub(super) end: Option<TxEnd>,
     pub(super) is_gone: bool,
-    /// Frames that a closed socket had not sent, and of which the device has let go.
+    /// Frames that a closed socket did not send, and that the card no longer reads.
     pub(super) returned: Vec<Token>,
-    /// Frames of a closed socket of which the device may not have let go yet.
+    /// The number of frames of a closed socket that the card may still read.
     pub(super) limbo: usize,
-    /// How many sockets there have been.
+    /// How many sockets the pair has had.
     pub(super) generation: u64,
-    /// How many halves were made: frames of an earlier half are returned to nobody.
+    /// How many sending halves were made. Frames of an earlier half are returned to nobody.
     pub(super) half: u64,
 }
 
@@ -43,13 +43,13 @@ pub(super) struct XdpSender {
 #[derive(Debug, Default)]
 pub(super) struct Inlet {
     pub(super) end: Option<RxEnd>,
-    /// How many sockets there have been.
+    /// How many sockets the pair has had.
     pub(super) generation: u64,
-    /// The kernel has said that the interface of the socket is gone.
+    /// True if the kernel has reported that the interface of the socket is deleted.
     pub(super) is_broken: bool,
 }
 
-/// The frames that a closed socket had of one half, and its number.
+/// The frames of one half that a closed socket had, and the half's number.
 #[derive(Debug, Default)]
 pub(super) struct Left {
     tokens: Vec<Token>,
@@ -57,15 +57,17 @@ pub(super) struct Left {
 }
 
 impl Pair {
+    /// Makes a pair on a socket.
+    ///
     /// # Errors
-    /// `EMFILE`, `ENFILE`, `ENOMEM`: the host has no file descriptor or memory for the epoll.
+    /// `EMFILE`, `ENFILE`, `ENOMEM`: the host has no descriptor or memory for the epoll instance.
     pub(super) fn new(socket: XdpSocket) -> Result<Self, Errno> {
         let pair = Self::without_socket()?;
         pair.open(socket, Left::default())?;
         Ok(pair)
     }
 
-    /// A pair whose frames wait until it has a socket.
+    /// Makes a pair whose frames wait until it gets a socket.
     ///
     /// # Errors
     /// Those of [`Self::new`].
@@ -82,13 +84,13 @@ impl Pair {
         self.rx.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A file descriptor that becomes readable when a frame arrives. It stays the same when the
-    /// socket is replaced.
+    /// A descriptor that becomes readable when a frame arrives. It stays the same when the socket
+    /// is replaced.
     pub(super) fn watched(&self) -> BorrowedFd<'_> {
         self.watched.as_fd()
     }
 
-    /// Closes the socket. The device may still have the frames that are returned.
+    /// Closes the socket. Returns its frames, which the card may still be reading.
     pub(super) fn close(&self) -> Left {
         let mut inlet = self.rx();
         inlet.end = None;
@@ -100,7 +102,7 @@ impl Pair {
         Left { tokens, half: outlet.half }
     }
 
-    /// Uses a new socket. The device has let go of all frames in `left`.
+    /// Uses a new socket. The card must no longer read the frames in `left`.
     ///
     /// # Errors
     /// `ENOMEM`, `ENOSPC`: the host has no memory to watch the socket.
@@ -122,8 +124,8 @@ impl Pair {
     /// Sends a frame by the socket.
     ///
     /// # Errors
-    /// `EMSGSIZE`: no chunk holds it. `ENOBUFS`: there is no room now. `ENETDOWN`: the interface is
-    /// down or gone.
+    /// `EMSGSIZE`: the frame fits no chunk. `ENOBUFS`: there is no room now. `ENETDOWN`: the
+    /// interface is down or deleted.
     pub(super) fn transmit(&self, frame: &[u8]) -> Result<(), Errno> {
         let mut outlet = self.tx();
         let end = outlet.end.as_mut().ok_or(Errno::NETDOWN)?;
@@ -143,7 +145,7 @@ impl Pair {
         })
     }
 
-    /// Returns the frames of a closed socket, of which the device has let go, to their half.
+    /// Returns the frames of a closed socket to their half, when the card no longer reads them.
     pub(super) fn let_go(&self, left: Left, is_gone: bool) {
         let mut outlet = self.tx();
         outlet.is_gone = is_gone;
@@ -155,12 +157,12 @@ impl Pair {
 }
 
 impl XdpSender {
-    /// Frames of the present half that the device has, or may have.
+    /// The number of frames of the present half that the card has, or may have.
     pub(super) fn out(&self) -> usize {
         self.limbo + self.end.as_ref().map_or(0, TxEnd::out)
     }
 
-    /// Ends a half: frames that it has sent are returned to nobody.
+    /// Ends a half: its frames are returned to nobody.
     pub(super) fn orphan(&mut self) {
         self.half += 1;
         self.limbo = 0;

@@ -1,20 +1,20 @@
-//! The XDP program that gives the frames of an interface's queue to the socket of that queue.
+//! The XDP program that passes the frames of an interface's queue to the socket of that queue.
 
 use crate::sys::bpf::{self, BPF_FUNC_REDIRECT_MAP, Insn};
 use rustix::fd::{AsFd, AsRawFd, OwnedFd};
 use rustix::io::Errno;
 
-/// Load a word: `to = *(from + offset)`.
+/// Opcode: load a word, `to = *(from + offset)`.
 const LDX_WORD: u8 = 0x61;
 const LD_IMM64: u8 = 0x18;
 const MOV_NUMBER: u8 = 0xb7;
 const CALL: u8 = 0x85;
 const EXIT: u8 = 0x95;
-/// As the source register of [`LD_IMM64`], makes the constant the address of a map.
+/// As the source register of [`LD_IMM64`]: the constant is the address of a map.
 const PSEUDO_MAP: u8 = 1;
-/// Where `struct xdp_md` has the number of the queue on which the frame arrived.
+/// Offset in `struct xdp_md` of the number of the queue on which the frame arrived.
 const QUEUE_AT: i16 = 16;
-/// The verdict "the host's network stack gets the frame".
+/// Verdict: the host's network stack gets the frame.
 const XDP_PASS: i32 = 2;
 
 /// A program that is attached to an interface, and the map of sockets that it redirects to.
@@ -23,12 +23,13 @@ pub(super) struct Program {
     map: OwnedFd,
     /// The link that attaches the program. Closing it detaches the program.
     _link: OwnedFd,
-    /// The kernel runs the program behind the driver, which has no XDP (`XDP_FLAGS_SKB_MODE`).
+    /// True if the kernel runs the program behind the driver, which does not support XDP
+    /// (`XDP_FLAGS_SKB_MODE`).
     pub(super) is_generic: bool,
 }
 
 impl Program {
-    /// Attaches a program with room for `count` sockets, and no socket yet, to interface `index`.
+    /// Attaches a program to interface `index`, with a map of `count` sockets that is empty.
     ///
     /// # Errors
     /// `EBUSY`: the interface has another program. `EPERM`: the process needs CAP_NET_ADMIN and
@@ -38,7 +39,8 @@ impl Program {
         let program = bpf::load_xdp(&instructions(map.as_raw_fd()))?;
         let (link, is_generic) = match bpf::attach_xdp(program.as_fd(), index, false) {
             Err(Errno::BUSY | Errno::EXIST) => return Err(Errno::BUSY),
-            // The driver supports no program at this MTU, or with the interface's present features.
+            // Run the program behind the driver: the driver does not support it at this MTU, or
+            // with the interface's present features.
             Err(Errno::OPNOTSUPP | Errno::INVAL | Errno::RANGE) => {
                 (bpf::attach_xdp(program.as_fd(), index, true)?, true)
             }
@@ -47,7 +49,7 @@ impl Program {
         Ok(Self { map, _link: link, is_generic })
     }
 
-    /// Redirects the frames of queue `index` to `socket`; `None`: to the host's network stack.
+    /// Passes the frames of queue `index` to `socket`; `None`: to the host's network stack.
     ///
     /// # Errors
     /// `E2BIG`: the map has no such entry. Any other: the kernel refuses the socket.
@@ -59,6 +61,7 @@ impl Program {
     }
 }
 
+/// Returns the program:
 /// ```text
 /// return bpf_redirect_map(sockets, frame->rx_queue_index, XDP_PASS)
 /// ```

@@ -16,32 +16,33 @@ use rustix::time::{ClockId, clock_gettime};
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-/// Frames that one call sends at most: the kernel sends 32 in one system call.
+/// The most frames that one call sends: the kernel sends 32 in one system call.
 const SEND_FRAMES: usize = 32;
-/// If no frame has come back for this many milliseconds, the frames that the device still has are
-/// taken as lost.
+/// If no frame has come back for so many milliseconds, the frames that the card still has are
+/// considered lost.
 const STUCK_MS: u64 = 1000;
-/// After this many calls in a row without a frame, a socket is asked whether it is broken.
+/// After so many calls in a row without a frame, the socket is checked for an error.
 const IDLE_LOOKS: u32 = 64;
 
 /// The sending half of a pair of an AF_XDP port.
 #[derive(Debug)]
 pub(super) struct XdpTx {
     pair: Arc<Pair>,
-    /// The replacer thread of a port that lends guests' pages; `None`: every frame is copied.
+    /// Requests to the replacer thread of a port with zero-copy; `None`: every frame is copied.
     replacer: Option<Arc<ReplaceRequests>>,
-    /// The value of [`fault_count`] up to which the frames' memory has been checked.
+    /// The value of [`fault_count`] at which the frames' memory was last checked.
     faults: u64,
-    /// The interface was down when a frame was last sent.
+    /// True if the interface was down when a frame was last sent.
     is_down: bool,
-    /// The token of a frame whose copy is sent, and which is reported only by [`PortTx::reap`]: the
-    /// kernel had no room for all frames of the ring, and needs another call.
+    /// The token of a frame that was copied, and is reported by [`PortTx::reap`] only so that
+    /// `reap` is called: the kernel had no room for all frames of the ring, and must be called
+    /// again.
     asks: Option<Token>,
-    /// The snapshot whose pages the replacer was last asked to register, and the socket at that
-    /// time.
+    /// The last request to the replacer to register pages: for which memory snapshot, and for which
+    /// socket.
     asked_for: Asked,
-    /// The number of frames that the device had at the last look, and the time (ms) since which
-    /// this number has not changed.
+    /// The number of frames that the card had at the last check, and the time (ms) since which this
+    /// number has not changed.
     stuck: (usize, u64),
 }
 
@@ -58,8 +59,8 @@ impl XdpTx {
         }
     }
 
-    /// Tells the replacer thread that the device has forgotten frames, if the number of frames that
-    /// the device has (`out`) has not changed for more than [`STUCK_MS`].
+    /// Tells the replacer thread that the card has lost frames, if `out`, the number of frames that
+    /// the card has, has not changed for more than [`STUCK_MS`].
     fn watch_stuck(&mut self, out: usize) {
         let Some(replacer) = self.replacer.as_ref().filter(|_| out > 0) else {
             self.stuck = (0, 0);
@@ -75,21 +76,22 @@ impl XdpTx {
     }
 }
 
-/// The snapshot and the generation of the socket for which the replacer was asked.
+/// The memory snapshot and the number of the socket of a request to the replacer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Asked {
     snapshot: u64,
     generation: u64,
 }
 
-/// Milliseconds of the coarse monotonic clock: no system call.
+/// Returns the coarse monotonic clock in milliseconds, without a system call.
 fn coarse_ms() -> u64 {
     let now = clock_gettime(ClockId::MonotonicCoarse);
     let (seconds, nanos) = (now.tv_sec.cast_unsigned(), now.tv_nsec.cast_unsigned());
     seconds.wrapping_mul(1000).wrapping_add(nanos / 1_000_000)
 }
 
-/// Lends frame `index` to the device, if it is long and lies in registered pages. False: copy it.
+/// Lends frame `index` to the card, if it is long and lies in registered pages. Returns false if it
+/// must be copied.
 fn lend(end: &mut TxEnd, frames: &Frames, index: usize, replacer: &ReplaceRequests) -> bool {
     if frames.len(index) < replacer.threshold {
         return false;
@@ -99,7 +101,7 @@ fn lend(end: &mut TxEnd, frames: &Frames, index: usize, replacer: &ReplaceReques
     slice.len() == frames.len(index) && end.lend(payload.memory(), slice, frames.token(index))
 }
 
-/// Asks the replacer to register the pages of the burst's snapshot, once for each socket.
+/// Asks the replacer to register the pages of the burst's memory snapshot, once for each socket.
 fn ask(
     end: &TxEnd,
     frames: &Frames,
@@ -115,11 +117,11 @@ fn ask(
     }
 }
 
-/// Copies frame `index` into a chunk. `None`: there is no chunk. `faults` is the value of
-/// [`fault_count`] up to which the frames' memory has been checked.
+/// Copies frame `index` into a chunk. `None`: no chunk is free. `faults` is the value of
+/// [`fault_count`] at which the frames' memory was last checked.
 ///
 /// # Errors
-/// `EMSGSIZE`: the frame does not fit a chunk. `EFAULT`: its memory was cut away.
+/// `EMSGSIZE`: the frame does not fit a chunk. `EFAULT`: its memory was truncated.
 fn put(
     end: &mut TxEnd,
     frames: &Frames,
@@ -131,8 +133,8 @@ fn put(
         return Some(Err(Errno::MSGSIZE));
     }
     let payload = frames.slices(index).get(1..).unwrap_or_default();
-    // If memory is cut away during the copy, the frame has zeroes, which the guest could have sent
-    // itself. Its session ends at the next fault that is found.
+    // If memory is truncated during the copy, the frame has zeroes, which the guest could have sent
+    // as well. The session ends when the fault is found next.
     let now = fault_count();
     if now != *faults {
         if frames.is_broken() {
@@ -144,7 +146,7 @@ fn put(
     is_put.then_some(Ok(()))
 }
 
-/// Counts frame `index` as lost.
+/// Counts frame `index` as lost, for the reason `errno`.
 fn lose(sent: &mut Sent, index: usize, errno: Errno) {
     match errno {
         Errno::FAULT => sent.faulted += 1,
@@ -199,7 +201,8 @@ impl PortTx for XdpTx {
         let kick = end.kick();
         *is_down = kick == TxWakeup::Down;
         if kick == TxWakeup::Full && asks.is_none() {
-            // The last frame that was taken is reported by `reap`, which calls the kernel again.
+            // Report the last frame by `reap` later: so `reap` is called, which calls the kernel
+            // again.
             let last = (first..first + sent.taken).rfind(|index| sent.lost >> index & 1 == 0);
             if let Some(last) = last {
                 *asks = Some(frames.token(last));
@@ -213,7 +216,7 @@ impl PortTx for XdpTx {
     }
 
     fn readiness(&self) -> Readiness<'_> {
-        // No event tells when chunks come back, so this half never reports that it is blocked.
+        // Never report "blocked": no event tells when chunks come back.
         Readiness::Always
     }
 
@@ -241,7 +244,7 @@ impl PortTx for XdpTx {
 
     fn recall(&mut self, done: &mut Vec<Returned>) -> usize {
         self.reap(done);
-        // The frame was copied, so it was passed on and the port holds no memory of it.
+        // The frame was copied, so it counts as passed, and the port does not use its memory.
         let asks = self.asks.take().map(|token| Returned { token, outcome: Outcome::Passed });
         done.extend(asks);
         let out = self.pair.tx().out();
@@ -278,22 +281,24 @@ struct Arrived {
 #[derive(Debug)]
 pub(super) struct XdpRx {
     pair: Arc<Pair>,
-    /// Frames that were taken out of the ring and not released, oldest first.
+    /// Frames that were taken from the ring and are not released yet, the oldest first.
     arrived: VecDeque<Arrived>,
-    /// The frames of `arrived` as a burst to lend; empty if it must be built again.
+    /// The frames of `arrived` as a burst that can be lent; empty if it must be built again.
     frames: Frames,
-    /// Slices of the memory that is shared with the kernel, and the memory itself.
+    /// The memory that is shared with the kernel, and slices of it.
     memory: SliceList,
-    /// The generation of the socket that the fields above belong to; `None`: there was none yet.
+    /// The number of the socket to which the fields above belong; `None`: there was none yet.
     generation: Option<u64>,
-    /// Calls in a row that found no frame.
+    /// Number of calls in a row that found no frame.
     idle_looks: u32,
     is_broken: bool,
 }
 
 impl XdpRx {
+    /// Makes the half.
+    ///
     /// # Errors
-    /// `ENOMEM`: the host has no memory for a burst.
+    /// `ENOMEM`: no memory for a burst.
     pub(super) fn new(pair: Arc<Pair>) -> Result<Self, Errno> {
         Ok(Self {
             pair,
@@ -306,7 +311,7 @@ impl XdpRx {
         })
     }
 
-    /// Takes arrived frames out of the ring, until `max` of them wait here.
+    /// Takes arrived frames from the ring, until `max` frames wait here.
     fn gather(&mut self, max: usize) {
         let pair = self.pair.clone();
         let mut inlet = pair.rx();
@@ -343,8 +348,8 @@ impl XdpRx {
         self.memory.clear();
     }
 
-    /// Counts a call that found no frame. A socket whose interface is gone is readable without end,
-    /// so it is asked for its error after [`IDLE_LOOKS`] such calls.
+    /// Counts a call that found no frame. A socket whose interface is deleted stays readable, so it
+    /// is checked for an error after [`IDLE_LOOKS`] such calls.
     fn note_idle(&mut self, inlet: &mut Inlet) {
         self.idle_looks = self.idle_looks.wrapping_add(1);
         if self.idle_looks.is_multiple_of(IDLE_LOOKS) {
@@ -354,7 +359,7 @@ impl XdpRx {
         }
     }
 
-    /// Gives the chunks of the first `count` waiting frames back to the kernel.
+    /// Returns the chunks of the first `count` waiting frames to the kernel.
     fn give_back(&mut self, count: usize) {
         let mut inlet = self.pair.rx();
         let count = count.min(self.arrived.len());
@@ -370,13 +375,13 @@ impl XdpRx {
 impl PortRx for XdpRx {
     fn incoming(&mut self, max: usize) -> Incoming<'_> {
         self.gather(max.min(FRAMES_MAX));
-        // The caller finds out by `recv`, which fails, that the interface is gone.
+        // Have the caller use `recv`, whose error reports that the interface is deleted.
         if self.is_broken { Incoming::Read } else { Incoming::Lent(&self.frames) }
     }
 
     fn release(&mut self, count: usize) {
         self.give_back(count);
-        // The next call of `incoming` lends the remaining frames again.
+        // Build the burst again in the next call of `incoming`, from the remaining frames.
         self.frames.clear();
     }
 

@@ -1,22 +1,21 @@
-//! `SocketReplacer`: the thread that replaces the socket of a port which lends guests' pages to the
-//! device.
+//! `SocketReplacer`: the thread that replaces the socket of a port with zero-copy.
 //!
 //! ```text
-//! a half sends from pages that the device has not   register them: make a new socket
+//! a half sends from pages that the card has not     register them: make a new socket
 //! memory has changed, or the half has ended         a new socket with the new pages, or none
 //! frames must come back, or do not come             wait 100 ms for them; make a new socket
 //!
-//! new socket:  map and pin its pages (the old one goes on)
+//! new socket:  map and pin its pages (the old one is still in use)
 //!              close the old one; bind the new one, again and again while the queue is busy
-//!              bound: the device has let go of the old one's pages; its frames are back
+//!              bound: the card no longer reads the old one's pages; its frames are back
 //! ```
-//! 1. A device has frames whose memory it reads. A frame comes back when the device says that it is
-//!    done, or when its socket is closed *and* another one is bound to the queue: the kernel closes
-//!    a socket a little after the call, and then the queue is busy.
-//! 2. Frames that are with a driver when its interface goes down are never finished. The half
-//!    notices that nothing has come back for a second.
+//! 1. A card reads the memory of frames that it has. A frame comes back when the card reports that
+//!    it is done, or when its socket is closed *and* another one is bound to the queue: the kernel
+//!    closes a socket a little after the call, and until then the queue is busy.
+//! 2. Frames that a driver has when its interface goes down are never finished. The half notices
+//!    that nothing has come back for a second.
 //! 3. To pin a gigabyte of memory that was never touched takes seconds: no worker does it. Until it
-//!    is done frames are copied.
+//!    is done, frames are copied.
 
 use super::Shared;
 use super::busy::while_busy;
@@ -28,29 +27,29 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-/// How often the thread checks whether the frames that must return are back, and the pause between.
+/// The number of checks whether all frames are back, and the pause between two.
 const DRAIN_LOOKS: u32 = 50;
 const DRAIN_INTERVAL: Duration = Duration::from_millis(2);
 
-/// An order for the replacer thread.
+/// A request to the replacer thread.
 #[derive(Debug, Default)]
 pub(super) struct ReplaceRequest {
-    /// The device shall read the pages of this snapshot; `Some(None)`: of no guest.
+    /// Register the pages of this memory snapshot; `Some(None)`: register no guest's pages.
     pub(super) memory: Option<Option<Arc<GuestMemory>>>,
-    /// All frames that the device has must return to their half.
+    /// True: all frames that the card has must return to their half.
     pub(super) must_return: bool,
-    /// The device has lost frames: none has come back for a second.
+    /// True: the card has lost frames, since none has come back for a second.
     pub(super) is_stuck: bool,
     ends: bool,
 }
 
-/// Carries the orders of the sending halves to the replacer thread, and gives the halves the length
-/// from which on frames are lent.
+/// Passes requests of the sending halves to the replacer thread, and has the length from which on
+/// frames are lent.
 #[derive(Debug)]
 pub(super) struct ReplaceRequests {
     request: Mutex<ReplaceRequest>,
     changed: Condvar,
-    /// Bytes: a frame of at least this length is lent to the device, and a shorter one copied.
+    /// Frames of at least so many bytes are lent to the card, shorter ones are copied.
     pub(super) threshold: usize,
 }
 
@@ -69,7 +68,7 @@ impl ReplaceRequests {
         self.request.lock().unwrap_or_else(PoisonError::into_inner).ends
     }
 
-    /// Waits for an order.
+    /// Waits for a request.
     fn next(&self) -> ReplaceRequest {
         let request = self.request.lock().unwrap_or_else(PoisonError::into_inner);
         let is_idle = |request: &mut ReplaceRequest| {
@@ -80,7 +79,7 @@ impl ReplaceRequests {
     }
 }
 
-/// The thread, which ends when this is dropped.
+/// The replacer thread, which ends when this is dropped.
 #[derive(Debug)]
 pub(super) struct SocketReplacer {
     pub(super) requests: Arc<ReplaceRequests>,
@@ -88,8 +87,10 @@ pub(super) struct SocketReplacer {
 }
 
 impl SocketReplacer {
+    /// Starts the thread.
+    ///
     /// # Errors
-    /// `EAGAIN`: the host has no thread to give.
+    /// `EAGAIN`: the host cannot start a thread.
     pub(super) fn start(shared: Arc<Shared>, threshold: usize) -> Result<Self, Errno> {
         let requests = Arc::new(ReplaceRequests::new(threshold));
         let thread = std::thread::Builder::new().name(format!("xdp-{}", shared.name));
@@ -110,7 +111,7 @@ impl Drop for SocketReplacer {
 
 fn run(shared: &Shared, requests: &ReplaceRequests) {
     take_duty(Duty::Both);
-    // The number of the snapshot whose pages the device has, and of the last one that it refused.
+    // IDs of the memory snapshot whose pages are registered, and of the last one that could not be.
     let (mut has, mut refused) = (0, 0);
     let Some(pair) = shared.pairs.first() else { return };
     loop {
@@ -135,7 +136,7 @@ fn run(shared: &Shared, requests: &ReplaceRequests) {
     }
 }
 
-/// True if all frames come back within 100 ms.
+/// Waits for the card's frames. Returns true if all come back within 100 ms.
 fn drains(pair: &Pair) -> bool {
     for _ in 0..DRAIN_LOOKS {
         let mut outlet = pair.tx();
@@ -150,7 +151,7 @@ fn drains(pair: &Pair) -> bool {
     false
 }
 
-/// Replaces the socket by one that has these pages. True: the new socket has them.
+/// Replaces the socket by one with these pages. Returns true if the new socket has them.
 fn replace(
     shared: &Shared,
     pair: &Pair,
@@ -159,7 +160,7 @@ fn replace(
 ) -> bool {
     let state = shared.state();
     let Some(wanted) = shared.wanted(0) else {
-        // The interface was deleted, so that no device has any frame.
+        // The interface was deleted, so the card has no frame.
         pair.let_go(pair.close(), true);
         return false;
     };
@@ -170,7 +171,7 @@ fn replace(
     }
     let left = pair.close();
     let socket = socket.and_then(|socket| {
-        // When the queue can be bound again, the device has let go of all frames.
+        // Once the queue can be bound again, the card no longer reads any frame.
         while let Err(errno) = socket.bind() {
             match errno {
                 Errno::BUSY if requests.is_ending() => return Err(errno),
@@ -185,7 +186,8 @@ fn replace(
     let opened = match socket {
         Ok(socket) => pair.open(socket, left),
         Err(errno) => {
-            // The interface is gone, or memory is short: only wait until the device has let go.
+            // The interface is deleted, or memory is short: only wait until the card reads no frame
+            // any more.
             let _ = while_busy(|| XdpSocket::copying(wanted)?.bind());
             pair.let_go(left, true);
             Err(errno)
@@ -204,7 +206,8 @@ fn replace(
     has_pages
 }
 
-/// Makes a socket that has these pages; if they cannot be registered, one without pages.
+/// Makes a socket with these pages; if they cannot be registered, one without pages. Returns true
+/// if it has them.
 fn make(
     shared: &Shared,
     wanted: Wanted,

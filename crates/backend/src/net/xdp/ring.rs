@@ -1,8 +1,10 @@
 //! `Ring`: one of the four rings of an AF_XDP socket, which the kernel and this process share.
 //!
 //! ```text
-//! fill         we give the kernel chunks            rx           it gives them back with frames
-//! tx           we give the kernel frames            completion   it gives their chunks back
+//! fill         chunks from this process to the kernel
+//! rx           chunks with received frames from the kernel to this process
+//! tx           frames to send from this process to the kernel
+//! completion   chunks of sent frames from the kernel to this process
 //! ```
 //! Each ring has an index of its producer and one of its consumer, which only grow and wrap around;
 //! entry n lies at n modulo the size. This process advances one of the two, keeps a private copy of
@@ -20,22 +22,22 @@ const NEED_WAKEUP: u32 = 1;
 /// A frame in the memory that is shared with the kernel.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Place {
-    /// Bytes from the start of that memory.
+    /// Offset from the beginning of that memory, in bytes.
     pub(super) addr: u64,
-    /// Bytes of the frame.
+    /// Length of the frame in bytes.
     pub(super) len: u32,
 }
 
-/// The position of a ring in the kernel's mapping, and the size of its entries.
+/// The location of a ring in the kernel's mapping, and the size of its entries.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct RingLayout {
     /// The offset for `mmap` by which the socket offers the ring.
     pub(super) offset: u64,
     /// The offsets of indexes, flags and entries in the mapping.
     pub(super) parts: XdpRingOffset,
-    /// Bytes of an entry: 8 or 16.
+    /// Bytes of an entry, 8 or 16.
     pub(super) entry: usize,
-    /// Entries; a power of two.
+    /// Number of entries; a power of two.
     pub(super) size: u32,
 }
 
@@ -48,12 +50,12 @@ pub(super) struct Ring {
     flags: Option<usize>,
     entries: usize,
     size: u32,
-    /// The index that this process advances: of the producer for tx and fill, else of the consumer.
+    /// The index that this process advances: the producer's for tx and fill, else the consumer's.
     own: u32,
 }
 
 impl Ring {
-    /// Maps the ring of `socket` with this layout. The ring is empty.
+    /// Maps the ring of `socket` with this layout. The ring must be empty.
     ///
     /// # Errors
     /// The error of `mmap`; `EOVERFLOW`: an offset does not fit this machine.
@@ -74,32 +76,34 @@ impl Ring {
         })
     }
 
-    /// Entries that this process has put into the ring and the kernel has not taken out. Only for
-    /// the rings that this process fills: tx and fill.
+    /// Returns the number of entries that this process has put into the ring and the kernel has not
+    /// taken yet. Only for rings that this process fills: tx and fill.
     pub(super) fn left(&self) -> u32 {
         self.own.wrapping_sub(self.words.load_u32_acquire(self.consumer))
     }
 
-    /// True if the kernel looks at the ring only after a system call.
+    /// True if the kernel reads the ring only after a system call.
     pub(super) fn needs_wakeup(&self) -> bool {
         let flags = self.flags.map_or(NEED_WAKEUP, |flags| self.words.load_u32_acquire(flags));
         flags & NEED_WAKEUP != 0
     }
 
-    /// Puts a frame into a tx ring. [`Self::publish`] shows it to the kernel. False: it is full.
+    /// Puts a frame into a tx ring; [`Self::publish`] shows it to the kernel. Returns false if the
+    /// ring is full.
     pub(super) fn put(&mut self, place: Place) -> bool {
         if self.left() >= self.size {
             return false;
         }
         let at = self.entries + (self.own & (self.size - 1)) as usize * 16;
         self.words.store_u64(at, place.addr);
-        // The upper half holds the options of the frame, which are all zero.
+        // The upper half has the options of the frame, which are all zero.
         self.words.store_u64(at + 8, place.len.into());
         self.own = self.own.wrapping_add(1);
         true
     }
 
-    /// Puts a chunk into a fill ring. [`Self::publish`] shows it to the kernel. False: it is full.
+    /// Puts a chunk into a fill ring; [`Self::publish`] shows it to the kernel. Returns false if
+    /// the ring is full.
     pub(super) fn put_chunk(&mut self, addr: u64) -> bool {
         if self.left() >= self.size {
             return false;
@@ -110,23 +114,23 @@ impl Ring {
         true
     }
 
-    /// Publishes all entries that were put in to the kernel.
+    /// Shows all entries that were put in to the kernel.
     pub(super) fn publish(&mut self) {
         self.words.store_u32_release(self.producer, self.own);
     }
 
-    /// Takes a frame out of an rx ring.
+    /// Takes a frame from an rx ring.
     #[allow(clippy::cast_possible_truncation, reason = "the lower half")]
     pub(super) fn take(&mut self) -> Option<Place> {
         let at = self.entries + self.next()? * 16;
         let (addr, rest) = self.words.load_u64_pair(at);
-        // The lower half holds the length.
+        // The lower half has the length.
         let place = Place { addr, len: rest as u32 };
         self.took();
         Some(place)
     }
 
-    /// Takes a chunk out of a completion ring.
+    /// Takes a chunk from a completion ring.
     pub(super) fn take_chunk(&mut self) -> Option<u64> {
         let at = self.entries + self.next()? * 8;
         let addr = self.words.load_u64_acquire(at);
@@ -134,13 +138,13 @@ impl Ring {
         Some(addr)
     }
 
-    /// The index of the entry to be taken out next; `None`: the ring is empty.
+    /// Returns the index of the next entry to take; `None`: the ring is empty.
     fn next(&self) -> Option<usize> {
         let there = self.words.load_u32_acquire(self.producer).wrapping_sub(self.own);
         (1..=self.size).contains(&there).then_some((self.own & (self.size - 1)) as usize)
     }
 
-    /// Gives the entry back to the kernel.
+    /// Returns the entry to the kernel.
     fn took(&mut self) {
         self.own = self.own.wrapping_add(1);
         self.words.store_u32_release(self.consumer, self.own);

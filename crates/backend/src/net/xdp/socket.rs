@@ -6,11 +6,11 @@
 //! RxEnd    chunks are given to the kernel ahead; it copies a frame into one, which comes by the rx
 //!          ring; the chunk goes to the kernel again when the frame was delivered
 //! ```
-//! With zero-copy, the device itself reads and writes the chunks. A long frame that lies in one
-//! page of the guest is not copied at all: its place in the guest's pages is put into the tx ring
+//! With zero-copy, the card itself reads and writes the chunks. A long frame that lies in one page
+//! of the guest is not copied at all: its offset in the guest's pages is put into the tx ring
 //! ([`Pages`]), and comes back by the completion ring.
 //!
-//! 1. The fill ring is full from the start, because some drivers need a full one even for a socket
+//! 1. The fill ring is full from the beginning, because some drivers need that even for a socket
 //!    that only sends.
 //! 2. Each address that comes back is checked ([`Chunks`]): a frame that does not lie in a chunk
 //!    which the kernel has is ignored.
@@ -38,27 +38,27 @@ use rustix::net::{AddressFamily, SendFlags, SocketFlags, SocketType, bind, send,
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-/// Bytes of memory that a socket shares with the kernel.
+/// Bytes of the memory that a socket shares with the kernel.
 pub(super) const MEMORY_SIZE: u32 = 1 << 20;
-/// Entries of each ring: one for each chunk, as there are at most 512 chunks.
+/// Entries of each ring: one for each chunk, of which there are at most 512.
 const RING_SIZE: u32 = 512;
 /// Bytes of a chunk: 2048 if every frame of the interface fits, otherwise 4096.
 const CHUNK_SIZES: [u32; 2] = [2048, 4096];
 /// Bytes of an Ethernet header: a shorter frame is not sent.
 pub(super) const FRAME_SIZE_MIN: usize = 14;
 
-/// The queue to bind a socket to, and the length of its frames.
+/// The queue to which to bind a socket, and the length of its frames.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Wanted {
     /// The number of the interface.
     pub(super) interface: u32,
     /// The number of the queue.
     pub(super) queue: u32,
-    /// Bytes of a frame at most.
+    /// Bytes of the longest frame.
     pub(super) frame_size: u32,
 }
 
-/// Bytes of the longest frame that fits the larger chunk.
+/// Returns the bytes of the longest frame that fits the larger chunk.
 pub(super) fn frame_size_max() -> u32 {
     Chunks::room(CHUNK_SIZES[1])
 }
@@ -73,7 +73,7 @@ pub(super) struct XdpSocket {
 }
 
 impl XdpSocket {
-    /// A socket whose frames the kernel copies from and to its memory.
+    /// Makes a socket in copy mode: the kernel copies frames from and to its memory.
     ///
     /// # Errors
     /// * `ENOBUFS`: `RLIMIT_MEMLOCK` allows no more locked memory.
@@ -86,12 +86,12 @@ impl XdpSocket {
         Self::assemble(fd, own, size, wanted, None)
     }
 
-    /// A zero-copy socket: the device reads frames in its memory, and in the pages of `guest`. Pins
-    /// all of these pages, which may block for seconds.
+    /// Makes a zero-copy socket: the card reads frames in its memory, and in the pages of `guest`.
+    /// Pins all of these pages, which may block for seconds.
     ///
     /// # Errors
     /// Those of [`Self::copying`], for the memory of the guest. `ENOMEM`: the guest's memory cannot
-    /// be mapped a second time. `EFAULT`: some of it was cut away.
+    /// be mapped a second time. `EFAULT`: some of it was truncated.
     pub(super) fn lending(wanted: Wanted, guest: Option<&GuestMemory>) -> Result<Self, Errno> {
         let size = CHUNK_SIZES[1];
         let own = Mapping::anonymous_shared(MEMORY_SIZE.into()).map_err(|_| Errno::NOMEM)?;
@@ -99,12 +99,13 @@ impl XdpSocket {
         let nothing = GuestMemory::default();
         let joined = Pages::join(&own, guest.unwrap_or(&nothing)).map_err(|_| Errno::NOMEM)?;
         let (pages, range) = joined;
-        // The kernel allocates and pins all of these pages in one call. Every thread of the calling
-        // process that maps memory waits for its end, and the guest chooses the number of pages.
+        // Register in a child process: the kernel allocates and pins all pages in one call, and
+        // meanwhile every thread of the calling process that maps memory would wait. The guest
+        // chooses the number of pages.
         let fd = register(&range, size, |fd, registered| {
             in_child(fd, || set_xdp_umem_reg(fd, registered))
         })?;
-        // The kernel has pinned the pages, and does not use this mapping of them.
+        // The kernel has pinned the pages, and does not need this mapping of them.
         drop(range);
         Self::assemble(fd, own, size, wanted, Some(pages))
     }
@@ -123,7 +124,7 @@ impl XdpSocket {
     /// Maps the rings of the socket `fd`, whose chunks of `size` bytes lie in `own`.
     ///
     /// # Errors
-    /// The rings cannot be mapped.
+    /// A ring cannot be mapped.
     pub(super) fn mapped(
         fd: OwnedFd,
         own: Arc<Mapping>,
@@ -163,19 +164,20 @@ impl XdpSocket {
         Ok(Self { tx, rx, wanted, flags })
     }
 
-    /// Binds the socket to its queue. It gets frames only once the interface's program redirects
-    /// them to it. May block, for half a second if the queue is busy.
+    /// Binds the socket to its queue. It gets frames only once the interface's program passes them
+    /// to it. May block, for half a second if the queue is busy.
     ///
     /// # Errors
     /// * `EINVAL`: the interface has no such queue.
-    /// * `EBUSY`: another socket has the queue, or the device still uses the last one's memory.
+    /// * `EBUSY`: another socket is bound to the queue, or the card still uses the last one's
+    ///   memory.
     /// * `EOPNOTSUPP`: the driver has no zero-copy. `ENODEV`: there is no such interface.
     pub(super) fn bind(&self) -> Result<(), Errno> {
         while_busy(|| bind_to(&self.tx.fd, self.flags, self.wanted))
     }
 }
 
-/// Binds a socket whose frames the kernel copies, as [`XdpSocket::bind`], but does not wait.
+/// Binds a socket in copy mode, as [`XdpSocket::bind`], but does not wait.
 ///
 /// # Errors
 /// Those of [`XdpSocket::bind`].
@@ -183,10 +185,10 @@ pub(super) fn bind_copying(socket: &OwnedFd, wanted: Wanted) -> Result<(), Errno
     bind_to(socket, SocketAddrXdpFlags::XDP_COPY, wanted)
 }
 
-/// A socket without frames, which holds a queue.
+/// Makes a socket without frames that occupies a queue.
 ///
 /// # Errors
-/// Those of [`XdpSocket::bind`]. `ENOBUFS`: so much memory may not be locked.
+/// Those of [`XdpSocket::bind`]. `ENOBUFS`: the host does not allow to lock so much memory.
 pub(super) fn bind_probe(wanted: Wanted) -> Result<OwnedFd, Errno> {
     let size = CHUNK_SIZES[1];
     let range = Mapping::anonymous(size.into()).map_err(|_| Errno::NOMEM)?;
@@ -200,19 +202,20 @@ fn bind_to(socket: &OwnedFd, flags: SocketAddrXdpFlags, wanted: Wanted) -> Resul
     bind(socket, &SocketAddrXdp::new(flags, interface, queue))
 }
 
-/// Bytes of the chunks that hold a frame of `frame_size` bytes.
+/// Returns the size of the chunks that hold a frame of `frame_size` bytes.
 ///
 /// # Errors
-/// `EMSGSIZE`: none holds it.
+/// `EMSGSIZE`: no chunk holds it.
 pub(super) fn chunk_size(frame_size: u32) -> Result<u32, Errno> {
     let fits = |size: &&u32| Chunks::room(**size) >= frame_size;
     CHUNK_SIZES.iter().find(fits).copied().ok_or(Errno::MSGSIZE)
 }
 
-/// Makes a socket with the memory `range` and with rings, for another process to map.
+/// Makes a socket with the memory `range` and with rings, which another process maps.
 ///
 /// # Errors
-/// `EPERM`: the process needs CAP_NET_RAW. `ENOBUFS`: so much memory may not be locked.
+/// `EPERM`: the process needs CAP_NET_RAW. `ENOBUFS`: the host does not allow to lock so much
+/// memory.
 pub(super) fn register_lent(range: &Mapping, size: u32) -> Result<OwnedFd, Errno> {
     let fd = register(range, size, |fd, registered| set_xdp_umem_reg(fd, registered))?;
     make_rings(&fd)?;
@@ -226,7 +229,8 @@ fn make_rings(fd: &OwnedFd) -> Result<(), Errno> {
     set_xdp_tx_ring_size(fd, RING_SIZE)
 }
 
-/// Makes a socket with the memory `range`, in chunks of `size` bytes. `tell` registers the memory.
+/// Makes a socket with the memory `range`, in chunks of `size` bytes. `tell` makes the call that
+/// registers the memory.
 fn register(
     range: &Mapping,
     size: u32,
@@ -247,24 +251,25 @@ fn register(
     Ok(fd)
 }
 
-/// Whether the kernel has sent the frames that were given to it, and if not, why.
+/// Whether the kernel has sent the frames in the ring; if not, the reason.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum TxWakeup {
     /// The kernel has taken all frames.
     Done,
     /// The kernel has no memory or room for some frames now.
     Full,
-    /// The interface is down or gone.
+    /// The interface is down or deleted.
     Down,
 }
 
-/// The frames that the device reads in the guest's memory.
+/// The frames that the card reads in the guest's memory.
 #[derive(Debug)]
 struct Lent {
     pages: Pages,
-    /// Frames that the device has, oldest first: place, and token unless the half has ended.
+    /// Frames that the card has, the oldest first: the offset, and the token unless the half has
+    /// ended.
     out: VecDeque<(u64, Option<Token>)>,
-    /// The tokens of frames that the device has finished.
+    /// The tokens of frames that the card has finished.
     done: Vec<Token>,
 }
 
@@ -280,7 +285,7 @@ pub(super) struct TxEnd {
     memory: Arc<Mapping>,
     /// Bytes of the longest frame that fits a chunk.
     pub(super) room: usize,
-    /// Addresses that came back although the kernel did not have them.
+    /// Number of addresses that came back although the kernel did not have them.
     wrong: u64,
     /// The frames in guests' pages; `None`: the kernel copies every frame.
     lent: Option<Lent>,
@@ -292,14 +297,14 @@ impl TxEnd {
         &self.fd
     }
 
-    /// Takes back the chunks, and the frames in guests' pages, that the kernel has finished.
+    /// Takes back chunks, and frames in guests' pages, that the kernel has finished.
     pub(super) fn reap(&mut self) {
         while let Some(addr) = self.completion.take_chunk() {
             if let Some(chunk) = self.chunks.take(addr) {
                 self.free.push(chunk);
                 continue;
             }
-            // The device finishes lent frames in the order in which they were sent.
+            // The card finishes lent frames in the order in which they were sent.
             let lent = self
                 .lent
                 .as_mut()
@@ -314,8 +319,8 @@ impl TxEnd {
         }
     }
 
-    /// Puts a frame of `len` bytes into a chunk by `copy`, which returns how many bytes it wrote.
-    /// False: no chunk is free, or the ring is full.
+    /// Puts a frame of `len` bytes into a chunk. `copy` writes it, and returns how many bytes it
+    /// wrote. Returns false if no chunk is free, or the ring is full.
     #[allow(clippy::cast_possible_truncation, reason = "at most a chunk")]
     pub(super) fn put(&mut self, len: usize, copy: impl FnOnce(GuestSlice<'_>) -> usize) -> bool {
         let Some(&chunk) = self.free.last() else { return false };
@@ -329,8 +334,8 @@ impl TxEnd {
         self.chunks.give(chunk)
     }
 
-    /// Lends the frame in `slice`, which lies in `memory`, to the device under a token. False: the
-    /// frame must be copied, since it does not lie in one registered page.
+    /// Lends the frame in `slice`, which lies in `memory`, to the card under a token. Returns false
+    /// if the frame must be copied, since it does not lie in one registered page.
     pub(super) fn lend(
         &mut self,
         memory: &GuestMemory,
@@ -354,12 +359,13 @@ impl TxEnd {
         self.lent.as_ref().is_none_or(|lent| lent.pages.is_of(memory))
     }
 
-    /// Removes and returns the tokens of the frames that the device has finished.
+    /// Removes and returns the tokens of the frames that the card has finished.
     pub(super) fn done(&mut self) -> impl Iterator<Item = Token> {
         self.lent.iter_mut().flat_map(|lent| lent.done.drain(..))
     }
 
-    /// Frames of the present half that the device has, or that `done` has not returned yet.
+    /// The number of frames of the present half that the card has, or that `done` has not returned
+    /// yet.
     pub(super) fn out(&self) -> usize {
         let count = |lent: &Lent| {
             let out = lent.out.iter().filter(|(_, token)| token.is_some());
@@ -368,7 +374,7 @@ impl TxEnd {
         self.lent.as_ref().map_or(0, count)
     }
 
-    /// Frames that the device has, of the present half and of earlier ones.
+    /// The number of frames that the card has, of the present half and of earlier ones.
     pub(super) fn with_device(&self) -> usize {
         self.lent.as_ref().map_or(0, |lent| lent.out.len())
     }
@@ -381,7 +387,7 @@ impl TxEnd {
         }
     }
 
-    /// Closes the socket. Returns the tokens of the frames that were not taken by `done`.
+    /// Closes the socket. Returns the tokens of frames that `done` has not returned.
     pub(super) fn into_tokens(self) -> Vec<Token> {
         let tokens = |lent: Lent| {
             lent.out.into_iter().filter_map(|(_, token)| token).chain(lent.done).collect()
@@ -389,24 +395,25 @@ impl TxEnd {
         self.lent.map_or_else(Vec::new, tokens)
     }
 
-    /// True if the kernel has taken the queue from the socket, since its interface is gone. An
-    /// option of the socket would say so too, and is denied to a device process.
+    /// True if the kernel has taken the queue from the socket, since the interface is deleted. (A
+    /// device process may not use the socket option that also tells.)
     pub(super) fn is_unbound(&self) -> bool {
         send(&self.fd, &[], SendFlags::DONTWAIT) == Err(Errno::NXIO)
     }
 
-    /// True if the kernel cannot send the frames in the ring, since the interface is down or gone.
+    /// True if the kernel cannot send the frames in the ring, since the interface is down or
+    /// deleted.
     pub(super) fn is_down(&mut self) -> bool {
         self.kick() == TxWakeup::Down
     }
 
-    /// Publishes the frames that were put into the ring, and makes the kernel send them.
+    /// Shows the frames in the ring to the kernel, and has it send them.
     pub(super) fn kick(&mut self) -> TxWakeup {
         self.ring.publish();
         if self.lent.is_some() { self.wake() } else { self.have_copied() }
     }
 
-    /// Wakes the driver, if it does not look at the ring by itself.
+    /// Wakes the driver, unless it reads the ring by itself.
     fn wake(&mut self) -> TxWakeup {
         if self.ring.left() == 0 || !self.ring.needs_wakeup() {
             return TxWakeup::Done;
@@ -417,7 +424,7 @@ impl TxEnd {
         }
     }
 
-    /// Makes the kernel copy the frames in the ring, 32 in each call.
+    /// Has the kernel copy the frames in the ring, 32 in each call.
     fn have_copied(&mut self) -> TxWakeup {
         let mut left = self.ring.left();
         while left > 0 {
@@ -426,8 +433,8 @@ impl TxEnd {
             match result {
                 Ok(_) if left == before => return TxWakeup::Full,
                 Ok(_) | Err(Errno::INTR) => {}
-                // The ring has more frames than the kernel sends in a call, or than the completion
-                // ring has room for.
+                // Call again: the kernel sends only some frames in a call, or the completion ring
+                // was full, which `reap` empties.
                 Err(Errno::AGAIN) if left < before => self.reap(),
                 Err(Errno::AGAIN | Errno::BUSY | Errno::NOBUFS | Errno::NOMEM) => {
                     return TxWakeup::Full;
@@ -445,9 +452,9 @@ pub(super) struct RxEnd {
     ring: Ring,
     fill: Ring,
     chunks: Chunks,
-    /// The socket's own memory, without a guest's pages. The chunks lie in its first half.
+    /// The socket's own memory, without a guest's pages. Half of it has the chunks of this end.
     pub(super) memory: Arc<Mapping>,
-    /// Addresses that the kernel did not have, and frames outside of their chunk.
+    /// Number of addresses that the kernel did not have, and of frames outside of their chunk.
     wrong: u64,
 }
 
@@ -460,7 +467,7 @@ impl RxEnd {
         self.publish();
     }
 
-    /// The next frame that has arrived, and the chunk that it lies in.
+    /// Returns the next frame that has arrived, and its chunk.
     pub(super) fn take(&mut self) -> Option<(u64, Place)> {
         loop {
             match self.chunks.take_frame(self.ring.take()?) {
@@ -474,13 +481,14 @@ impl RxEnd {
         }
     }
 
-    /// Lets the kernel fill a chunk again. [`Self::publish`] must follow.
+    /// Returns a chunk to the kernel, to be filled again. The caller must call [`Self::publish`]
+    /// afterwards.
     pub(super) fn give_back(&mut self, chunk: u64) {
         let is_given = self.chunks.give(chunk) && self.fill.put_chunk(chunk);
         debug_assert!(is_given, "the fill ring has room for every chunk, once");
     }
 
-    /// Publishes the chunks that the kernel may fill.
+    /// Shows the returned chunks to the kernel.
     pub(super) fn publish(&mut self) {
         self.fill.publish();
     }

@@ -1,4 +1,5 @@
-//! `LinkEvents`: reports interfaces that come, change and go (rtnetlink, `RTMGRP_LINK`).
+//! `LinkEvents`: reports interfaces that are created, changed and deleted (rtnetlink,
+//! `RTMGRP_LINK`).
 
 use super::{ANSWER_SIZE_MAX, LinkEvent};
 use manyring_wire::rtnetlink::parse_events;
@@ -7,7 +8,7 @@ use rustix::io::Errno;
 use rustix::net::netlink::SocketAddrNetlink;
 use rustix::net::{AddressFamily, RecvFlags, SocketFlags, SocketType};
 
-/// The multicast group of changes of interfaces.
+/// The multicast group for changes of interfaces.
 const RTMGRP_LINK: u32 = 1;
 
 /// A socket on which the kernel reports changes of the interfaces of one network namespace.
@@ -15,7 +16,8 @@ const RTMGRP_LINK: u32 = 1;
 pub struct LinkEvents(OwnedFd);
 
 impl LinkEvents {
-    /// Reports changes in the calling thread's network namespace from now on.
+    /// Opens the socket, which from now on reports changes in the calling thread's network
+    /// namespace.
     ///
     /// # Errors
     /// `EMFILE`, `ENFILE`, `ENOMEM`: the host has no file descriptor or memory for the socket.

@@ -1,14 +1,14 @@
-//! Restricts io_urings to the requests that Manyring makes, and reserves the io_urings of a process
+//! Restricts io_urings to the requests that Manyring makes. Reserves the io_urings of a process
 //! that may not make any later.
 //!
 //! ```text
 //! any process:  io_uring_setup (disabled) -> files -> REGISTER_RESTRICTIONS -> the worker enables
 //! a sandbox:    the first three before its first thread, for all workers (`reserve`); then its
-//!               list of calls denies io_uring_setup, and a worker takes one of these rings
+//!               seccomp filter denies io_uring_setup, and a worker takes one of these rings
 //! ```
-//! An enabled ring takes the requests below and no others (`EACCES`), whoever writes its submission
-//! queue: it opens no file, makes no socket and starts nothing. The kernel never lifts the
-//! restriction. A ring belongs to the thread that enables it (`SINGLE_ISSUER`).
+//! An enabled ring accepts the requests below and no others (`EACCES`), whoever writes its
+//! submission queue: it opens no file, makes no socket and starts nothing. The kernel never lifts
+//! the restriction. A ring belongs to the thread that enables it (`SINGLE_ISSUER`).
 
 use super::{COMPLETIONS, FILES, SUBMISSIONS};
 use io_uring::register::Restriction;
@@ -16,8 +16,8 @@ use io_uring::{IoUring, opcode, squeue};
 use std::io;
 use std::sync::{Mutex, PoisonError};
 
-/// The requests of disks and connected sockets, and the polls of a worker. None of these names the
-/// other end of a socket, as a send with TCP's fast open does, which connects the socket anew.
+/// The requests of disks and connected sockets, and the polls of a worker. None of these has the
+/// address of a peer; a send with TCP fast open has one, and would connect the socket anew.
 const REQUESTS: [u8; 8] = [
     opcode::PollAdd::CODE,
     opcode::PollRemove::CODE,
@@ -28,13 +28,13 @@ const REQUESTS: [u8; 8] = [
     opcode::Fsync::CODE,
     opcode::Fallocate::CODE,
 ];
-/// The registrations that an enabled ring accepts: of files, and of a number of threads.
-/// `IORING_REGISTER_FILES_UPDATE`, `IORING_REGISTER_IOWQ_MAX_WORKERS`.
+/// The registrations that an enabled ring accepts: `IORING_REGISTER_FILES_UPDATE` and
+/// `IORING_REGISTER_IOWQ_MAX_WORKERS`.
 const REGISTRATIONS: [u8; 2] = [6, 19];
 
-/// Entries of the completion queue of a reserved ring. A room reserves a ring for each worker that
-/// it may start, and most of them never run, so the queues are small. The kernel keeps completions
-/// for which a queue has no room until the worker enters the ring.
+/// Entries of the completion queue of a reserved ring. A device process reserves a ring for each
+/// worker that it may start, and most of these never run, so the queues are small. The kernel keeps
+/// completions for which a queue has no room until the worker enters the ring.
 const COMPLETIONS_RESERVED: u32 = 8192;
 
 /// Rings that a sandboxed process has made in advance; `None`: each ring is made when it is needed.
@@ -43,7 +43,7 @@ static RESERVED: Mutex<Option<Vec<Disabled>>> = Mutex::new(None);
 /// A ring that takes no requests until it is enabled.
 pub(super) struct Disabled {
     uring: IoUring,
-    /// It has a table of [`FILES`] files.
+    /// True if it has a table of [`FILES`] registered files.
     pub(super) has_files: bool,
 }
 
@@ -85,7 +85,7 @@ impl Disabled {
     }
 }
 
-/// Makes the rings of `count` workers now, so that none is made later. Returns the number of rings
+/// Makes the rings of `count` workers now; none can be made later. Returns the number of rings
 /// made. Each takes some 220 KiB of the kernel's memory.
 pub fn reserve(count: usize) -> usize {
     let rings: Vec<_> =
@@ -95,7 +95,8 @@ pub fn reserve(count: usize) -> usize {
     count
 }
 
-/// True if this process makes no more rings: the ring of a thread that ends is lost for good.
+/// True if this process cannot make rings any more: then the ring of a thread that ends is lost for
+/// good.
 #[must_use]
 pub fn are_reserved() -> bool {
     RESERVED.lock().unwrap_or_else(PoisonError::into_inner).is_some()

@@ -1,16 +1,17 @@
-//! `ImageDevices`: to which devices of the host a worker may submit requests itself. Pure: the time
-//! is an argument.
+//! `ImageDevices`: decides for which devices of the host a worker may submit requests itself. Pure:
+//! the time is an argument.
 //!
 //! The cheapest submission is one that the worker makes itself, told not to wait. Some calls wait
 //! all the same: for a free tag of a device whose queue is full (direct I/O of a file, the
 //! readahead of a read that misses the page cache), or for a journal that is being written. While
-//! it waits, the worker serves no guest, not even those of other devices. A kernel thread may wait,
-//! and costs some ten microseconds a request, which does not matter for a device that is slow
-//! already. So a device is *fast*, and the worker submits to it, or it is not:
+//! it waits, the worker serves no guest, not even those of other devices. A kernel thread may wait;
+//! it costs some ten microseconds for each request, which does not matter for a device that is slow
+//! already. So for each device it is recorded whether it is *fast*; only then the worker submits to
+//! it:
 //! ```text
 //! a call took longer than SLOW_NS?   not fast for a while, longer each time it happens again soon
 //! a flush runs for OWING_NS?         not fast until it returns: the device is saturated, and its
-//!                                    requests are left to threads of the kernel
+//!                                    requests are left to kernel threads
 //! ```
 //! A long call need not have waited: another program may have taken the CPU. A thread that waited
 //! shows a voluntary context switch (`ru_nvcsw`). Reading that counter is a system call, so it is
@@ -18,14 +19,14 @@
 
 /// A call that took longer has waited, or lost its CPU.
 const SLOW_NS: u64 = 4_000_000;
-/// A device that has finished no flush for this long counts as saturated.
+/// A device that has finished no flush for so long is considered saturated.
 const OWING_NS: u64 = 5_000_000;
-/// How long a device is not fast: the first time, and the longest.
+/// How long a device is not considered fast: the first time, and the longest.
 const AWAY_NS_MIN: u64 = 250_000_000;
 const AWAY_NS_MAX: u64 = 8_000_000_000;
-/// If a device was fast for this long, its next pause is the shortest again.
+/// If a device was fast for so long, its next pause is the shortest again.
 const RECOVERED_NS: u64 = 10_000_000_000;
-/// For this long after a long call, the worker checks for each call whether it has waited.
+/// For so long after a long call, the worker checks for each call whether it has waited.
 const WATCHFUL_NS: u64 = 5_000_000_000;
 
 use std::collections::HashMap;
@@ -41,24 +42,25 @@ pub(super) struct ImageDevices {
     /// The flushes and other long calls under way, by `user_data`, with their devices.
     owed: HashMap<u64, DeviceSlot>,
     watchful_until_ns: u64,
-    /// Calls in which the worker waited for a device.
+    /// Number of calls in which the worker waited for a device.
     waits: u64,
 }
 
 #[derive(Debug)]
 struct Device {
-    /// The device number that `stat` reports for its files.
+    /// The device number (`st_dev`) of its files.
     number: u64,
     /// The device is not fast until this time.
     away_until_ns: u64,
     away_ns: u64,
-    /// Flushes and other long calls under way, and the time since which none has ended.
+    /// The number of flushes and other long calls under way, and the time since which none has
+    /// ended.
     owed: usize,
     owing_since_ns: u64,
 }
 
 impl ImageDevices {
-    /// The slot of the device with this number.
+    /// Returns the slot of the device with this number; adds it if it is new.
     pub(super) fn open(&mut self, number: u64) -> DeviceSlot {
         let known = self.devices.iter().position(|device| device.number == number);
         DeviceSlot(known.unwrap_or_else(|| {
@@ -87,8 +89,9 @@ impl ImageDevices {
         now_ns < self.watchful_until_ns
     }
 
-    /// Notes that a call in which the worker submitted to the devices `at` ended at `now_ns`.
-    /// `has_waited`: whether the worker gave up its CPU in it; `None`: it was not measured.
+    /// Records a call in which the worker submitted to the devices `at`, and which ended at
+    /// `now_ns`. `has_waited`: whether the thread gave up its CPU during the call; `None`: that was
+    /// not measured.
     #[inline]
     pub(super) fn took(
         &mut self,
@@ -119,7 +122,7 @@ impl ImageDevices {
         }
     }
 
-    /// Notes that a flush, or another long call of a device, is under way as `user_data`.
+    /// Records that a flush, or another long call of a device, is under way as `user_data`.
     pub(super) fn owes(&mut self, at: DeviceSlot, user_data: u64, now_ns: u64) {
         let device = &mut self.devices[at.0];
         if device.owed == 0 {
@@ -129,7 +132,7 @@ impl ImageDevices {
         self.owed.insert(user_data, at);
     }
 
-    /// Calls in which the worker waited for a device.
+    /// The number of calls in which the worker waited for a device.
     pub(super) fn waits(&self) -> u64 {
         self.waits
     }
@@ -140,7 +143,7 @@ impl ImageDevices {
         !self.owed.is_empty()
     }
 
-    /// Notes that `user_data` has ended, which may be a flush or another long call.
+    /// Records that `user_data` has ended, if it was a flush or another long call.
     pub(super) fn paid(&mut self, user_data: u64, now_ns: u64) {
         let Some(at) = self.owed.remove(&user_data) else { return };
         let device = &mut self.devices[at.0];

@@ -1,4 +1,4 @@
-//! `Inbox`: carries the results of a disk's thread to the worker that asked for them.
+//! `Inbox`: carries results of a disk's thread to the worker that sent the task.
 
 use super::Event;
 use rustix::event::{EventfdFlags, eventfd};
@@ -11,29 +11,29 @@ use std::sync::{Mutex, PoisonError};
 #[derive(Debug)]
 pub struct Inbox {
     done: Mutex<Vec<Event>>,
-    /// Something was put in since the worker last took everything out. Workers look at this flag in
-    /// every round, so that an empty inbox costs one load.
+    /// True if a result was put in since the worker last took all. Workers check this flag in every
+    /// round, so that an empty inbox costs one load.
     has_some: AtomicBool,
     event: OwnedFd,
 }
 
 impl Inbox {
-    /// An empty inbox.
+    /// Makes an empty inbox.
     ///
     /// # Errors
-    /// `EMFILE`, `ENFILE` or `ENOMEM`: the host gives no eventfd.
+    /// `EMFILE`, `ENFILE` or `ENOMEM`: no eventfd can be made.
     pub fn new() -> Result<Self, Errno> {
         let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         Ok(Self { done: Mutex::default(), has_some: AtomicBool::new(false), event })
     }
 
-    /// Puts the result of `user_data` in: 0, or a negative errno.
+    /// Adds the result of `user_data`: 0, or a negative errno.
     pub fn put(&self, user_data: u64, result: i32) {
         let mut done = self.done.lock().unwrap_or_else(PoisonError::into_inner);
         done.push(Event { user_data, result, more: false });
         drop(done);
-        // The worker clears the flag before it takes. So while the flag is set, a take is still to
-        // come that finds this result, and the wake-up for that take has been written.
+        // Write only if the flag was clear. The worker clears it before it takes results: so while
+        // the flag is set, the worker will take this result, too, and was woken for that.
         if !self.has_some.swap(true, Ordering::AcqRel) {
             let _ = rustix::io::write(&self.event, &1u64.to_ne_bytes());
         }
@@ -47,7 +47,8 @@ impl Inbox {
         }
     }
 
-    /// The eventfd that is written when the inbox is no longer empty. Nobody reads it.
+    /// The eventfd that is written when the inbox is no longer empty. The worker watches it
+    /// edge-triggered, and never reads it.
     #[must_use]
     pub fn readiness(&self) -> BorrowedFd<'_> {
         self.event.as_fd()

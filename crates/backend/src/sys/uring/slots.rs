@@ -1,6 +1,6 @@
-//! `EntrySlots`: bounds the requests of each disk that the kernel's threads have at a time.
+//! `EntrySlots`: limits the requests of each disk that kernel threads serve at a time.
 //!
-//! The threads of a ring are bounded, and take its entries in one order, of whichever guest: a
+//! The threads of a ring are limited, and take its entries in one order, of whichever guest: a
 //! guest with thousands of long requests would make the flush of another guest wait for all of
 //! them. So each disk has two slots, and a request that finds its slot full waits here. The narrow
 //! slot is for requests that occupy their thread (copies, flushes), the wide slot for those that
@@ -8,27 +8,27 @@
 //!
 //! Flushes wait as well, and each is a call of its own, although one call would make the data of
 //! several durable: the host reports a loss of bytes once to each open file description, so a flush
-//! that ended with another description's call could report success after a loss. Only the queue of
-//! the flushes knows which ones may be one call (`blk/flushes.rs`).
+//! that was served by another description's call could report success after a loss. Only the queue
+//! of the flushes knows which of them can share a call (`blk/flushes.rs`).
 
 use std::collections::{HashMap, VecDeque};
 
 /// The kind of a slot: how many entries of one disk kernel threads may have at a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Width {
-    /// Entries that keep their threads: four at a time.
+    /// For entries that occupy their threads: four at a time.
     Narrow,
-    /// Entries that leave their threads when the device has them: 32 at a time.
+    /// For entries that free their threads when the device has them: 32 at a time.
     Wide,
 }
 
 /// Few, because every busy thread competes with the workers for CPUs.
 const NARROW_MAX: usize = 4;
-/// As deep as most guests' queues are used, so that the device sees all requests.
+/// The usual depth of guests' queues, so that the device sees all requests.
 const WIDE_MAX: usize = 32;
 
-/// How many of the last entries [`EntrySlots::recall`] searches: the entries of a queue that stops
-/// are the last ones, apart from those of the disk's other queues.
+/// How many of the last waiting entries [`EntrySlots::recall`] searches: those of a queue that
+/// stops are the last ones, apart from those of the disk's other queues.
 const RECALL_REACH: usize = 4096;
 
 impl Width {
@@ -43,11 +43,11 @@ impl Width {
 /// A slot: the number of its disk, and its width.
 pub(super) type SlotId = (u64, Width);
 
-/// The slots of a ring; `T` is an entry that waits.
+/// The slots of a ring; `T` is a waiting entry.
 #[derive(Debug)]
 pub(super) struct EntrySlots<T> {
     slots: HashMap<SlotId, Slot<T>>,
-    /// The slot of each entry that a kernel thread has, by `user_data`.
+    /// The slot of each entry that a kernel thread serves, by `user_data`.
     under_way: HashMap<u64, SlotId>,
 }
 
@@ -64,13 +64,13 @@ impl<T> Default for EntrySlots<T> {
 }
 
 impl<T> EntrySlots<T> {
-    /// Entries that kernel threads have, of all slots.
+    /// The number of entries that kernel threads serve, in all slots.
     pub(super) fn under_way(&self) -> usize {
         self.under_way.len()
     }
 
-    /// Counts the entry `user_data` as under way. False: its slot is full, and the caller must call
-    /// [`Self::wait`].
+    /// Counts the entry `user_data` as under way. Returns false if its slot is full: the caller
+    /// must then call [`Self::wait`].
     pub(super) fn enter(&mut self, slot: SlotId, user_data: u64) -> bool {
         let fresh = || Slot { under_way: 0, waiting: VecDeque::new() };
         let entry = self.slots.entry(slot).or_insert_with(fresh);
@@ -82,7 +82,7 @@ impl<T> EntrySlots<T> {
         enters
     }
 
-    /// Appends an entry that found its slot full to that slot's waiting ones.
+    /// Adds an entry to the waiting ones of a slot that was full.
     pub(super) fn wait(&mut self, slot: SlotId, task: T) {
         if let Some(slot) = self.slots.get_mut(&slot) {
             slot.waiting.push_back(task);
@@ -100,7 +100,8 @@ impl<T> EntrySlots<T> {
         })
     }
 
-    /// Ends the entry `user_data`. Returns a waiting entry that may [`Self::enter`] the slot now.
+    /// Ends the entry `user_data`. Returns a waiting entry for which the caller may [`Self::enter`]
+    /// the slot now.
     #[inline]
     pub(super) fn leave(&mut self, user_data: u64) -> Option<T> {
         if self.under_way.is_empty() {

@@ -5,14 +5,14 @@
 //!               start_receive(ring, len);   its event: received(result); bytes(), consume()
 //! without:      append to out(); send_now();   receive_now(len); bytes(), consume()
 //! ```
-//! At most one send and one receive are with the kernel. Bytes that are appended during a send
-//! leave with the next one, so that many commands of a turn cost one entry.
+//! At most one send and one receive are under way. Bytes that are appended during a send are sent
+//! with the next one, so that many commands of a turn cost one entry.
 //!
 //! **Why this is sound.** The kernel has a pointer into `sending` or `incoming` from the moment
 //! that an entry is placed until its completion. Both are private, and no method changes, moves or
-//! frees them while `is_sending` or `is_receiving` is set. These are cleared by [`Stream::sent`]
-//! and [`Stream::received`] alone, which the owner calls with the completion's result. A stream
-//! that is dropped before leaves its memory to the kernel for ever.
+//! frees them while `is_sending` or `is_receiving` is set. Only [`Stream::sent`] and
+//! [`Stream::received`] clear these, and the owner calls them with the completion's result. If a
+//! stream is dropped before, its memory is never freed.
 #![allow(unsafe_code, reason = "allow-listed: answers for memory that the kernel has")]
 
 use super::entry::Work;
@@ -22,10 +22,10 @@ use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, Shutdown, recv, send, shutdown};
 
-/// Bytes of received data that are kept: one message at most. Measured: the cost of a request is
-/// level from receives of 64 KiB on.
+/// Capacity for received bytes: one message at most. Measured: receives of 64 KiB or more do not
+/// make a request cheaper.
 const INCOMING: usize = (256 << 10) + 4096;
-/// Bytes of commands and data for which a stream keeps memory after they are sent.
+/// Capacity that a stream keeps for commands and data after they are sent.
 const KEPT: usize = 64 << 10;
 
 /// A connected stream socket.
@@ -34,7 +34,7 @@ pub struct Stream {
     socket: OwnedFd,
     /// The bytes of the next send.
     next: Vec<u8>,
-    /// The bytes of the present send; those before `sent` have left.
+    /// The bytes of the present send; those before `sent` are sent.
     sending: Vec<u8>,
     sent: usize,
     is_sending: bool,
@@ -46,7 +46,8 @@ pub struct Stream {
 }
 
 impl Stream {
-    /// A stream over a socket in blocking mode, because io_uring waits for such a socket itself.
+    /// Makes a stream over a socket in blocking mode, because io_uring waits for such a socket
+    /// itself.
     #[must_use]
     pub fn new(socket: OwnedFd) -> Self {
         Self {
@@ -73,45 +74,46 @@ impl Stream {
         &mut self.next
     }
 
-    /// Bytes that the kernel has not taken yet.
+    /// The number of bytes that the kernel has not taken yet.
     #[must_use]
     pub fn unsent(&self) -> usize {
         self.next.len() + self.sending.len() - self.sent
     }
 
-    /// True while the kernel has an entry of this stream.
+    /// True while an entry of this stream is under way.
     #[must_use]
     pub fn is_busy(&self) -> bool {
         self.is_sending || self.is_receiving
     }
 
-    /// True while the kernel has a send of this stream.
+    /// True while a send of this stream is under way.
     #[must_use]
     pub fn is_sending(&self) -> bool {
         self.is_sending
     }
 
-    /// True while the kernel has a receive of this stream, and may write to its memory.
+    /// True while a receive of this stream is under way, so that the kernel may write to its
+    /// memory.
     #[must_use]
     pub fn is_receiving(&self) -> bool {
         self.is_receiving
     }
 
-    /// True if the peer has ended the connection, and nothing is left to be received.
+    /// True if the peer has closed the connection, and nothing is left to be received.
     #[must_use]
     pub fn has_ended(&self) -> bool {
         let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
         matches!(recv(&self.socket, &mut [0; 1][..], flags), Ok((0, _)) | Err(Errno::CONNRESET))
     }
 
-    /// Shuts the connection in both directions, so that entries of the kernel complete soon.
+    /// Shuts the connection down in both directions, so that entries under way complete soon.
     pub fn shut(&self) {
-        // An error means that the socket is not connected any more.
+        // An error is ignored: it means that the socket is not connected any more.
         let _ = shutdown(&self.socket, Shutdown::Both);
     }
 
-    /// Makes the appended bytes those of the next send. False: there are none, or the last send has
-    /// not ended.
+    /// Takes the appended bytes for the next send. Returns false if there are none, or the last
+    /// send has not ended.
     fn load(&mut self) -> bool {
         if self.is_sending {
             return false;
@@ -137,7 +139,8 @@ impl Stream {
         ring.place(UnwrittenEntry { work, user_data, waits_for: None }, &[slice]);
     }
 
-    /// Notes the result of the send. Bytes left over leave with [`Self::start_send`].
+    /// Handles the result of the send. Bytes that are left over are sent by the next
+    /// [`Self::start_send`].
     ///
     /// # Errors
     /// The error of the send: the connection is over.
@@ -155,7 +158,7 @@ impl Stream {
     /// Receives up to `len` bytes, unless a receive is under way.
     ///
     /// # Panics
-    /// If the unconsumed bytes fill the whole buffer, which the head of a message never does.
+    /// If unconsumed bytes fill the whole buffer. (The head of a message never does.)
     pub fn start_receive(&mut self, ring: &mut Ring, len: usize, user_data: u64) {
         if self.is_receiving {
             return;
@@ -167,10 +170,10 @@ impl Stream {
         ring.place(UnwrittenEntry { work, user_data, waits_for: None }, &[slice]);
     }
 
-    /// Notes the result of the receive.
+    /// Handles the result of the receive.
     ///
     /// # Errors
-    /// `ECONNRESET`: the peer has ended the connection. Any other: the error of the receive.
+    /// `ECONNRESET`: the peer has closed the connection. Any other: the error of the receive.
     pub fn received(&mut self, result: i32) -> Result<(), Errno> {
         self.is_receiving = false;
         match usize::try_from(result) {
@@ -183,7 +186,8 @@ impl Stream {
         }
     }
 
-    /// Memory for `len` bytes behind the unconsumed ones, or for fewer if the buffer ends before.
+    /// Returns memory for `len` bytes behind the unconsumed ones, or for fewer at the end of the
+    /// buffer.
     fn room(&mut self, len: usize) -> &mut [u8] {
         self.incoming.copy_within(self.first..self.end, 0);
         (self.first, self.end) = (0, self.end - self.first);
@@ -207,7 +211,7 @@ impl Stream {
         self.first = (self.first + n).min(self.end);
     }
 
-    /// Sends without waiting. True: the socket does not take all bytes now.
+    /// Sends without waiting. Returns true if the socket does not accept all bytes now.
     ///
     /// # Errors
     /// The error of the send: the connection is over.
@@ -224,10 +228,10 @@ impl Stream {
         Ok(false)
     }
 
-    /// Receives up to `len` bytes without waiting. False: no bytes have come.
+    /// Receives up to `len` bytes without waiting. Returns false if no bytes have arrived.
     ///
     /// # Errors
-    /// `ECONNRESET`: the peer has ended the connection. Any other: the error of the receive.
+    /// `ECONNRESET`: the peer has closed the connection. Any other: the error of the receive.
     pub fn receive_now(&mut self, len: usize) -> Result<bool, Errno> {
         assert!(!self.is_receiving, "the kernel has this memory");
         self.room(len);

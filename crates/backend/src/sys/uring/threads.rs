@@ -1,17 +1,19 @@
 //! `IoWorkers`: how many kernel threads a ring may use. Pure.
 //!
-//! A request keeps its thread while its device makes it wait. If fewer threads were allowed than
-//! the slots admit entries, a few disks of a device that has stopped could hold all threads, and a
-//! flush of another device's disk would find none. So each entry that a slot admits has a thread.
-//! Threads start when others wait and end when they are idle: many are allowed, few exist.
+//! A request occupies its thread while its device makes it wait. If fewer threads were allowed than
+//! the slots admit entries, a few disks of a device that has stopped could occupy all threads, and
+//! a flush of another device's disk would find none. So there is a thread for each entry that a
+//! slot admits. Threads start when entries wait and end when they are idle: many are allowed, few
+//! exist.
 
 use super::slots::Width;
 use std::collections::HashMap;
 
-/// Threads that a ring is allowed from the beginning. A host of two CPUs would have eight.
+/// The number of threads that a ring is allowed from the beginning. The kernel's default for two
+/// CPUs would be eight.
 pub(super) const MIN: u32 = 128;
-/// Threads that a ring is allowed at most, since a host or a container may limit its tasks. From
-/// the fifteenth disk of a worker on, the disks share them.
+/// The most threads that a ring is allowed, since a host or a container may limit its tasks. If a
+/// worker has fifteen disks or more, the disks share these threads.
 const MAX: u32 = 512;
 
 /// The disks that a ring serves, and the number of threads that the kernel may use for them.
@@ -41,7 +43,8 @@ impl IoWorkers {
         })
     }
 
-    /// Removes a queue of the disk. The number of allowed threads stays: idle ones end themselves.
+    /// Removes a queue of the disk. The number of allowed threads is not reduced: idle threads end
+    /// by themselves.
     pub(super) fn close(&mut self, number: u64) {
         if let Some(queues) = self.disks.get_mut(&number) {
             *queues -= 1;
@@ -52,7 +55,7 @@ impl IoWorkers {
     }
 }
 
-/// Threads that the requests of one disk can hold.
+/// Returns the number of threads that the requests of one disk can occupy.
 const fn of_disk() -> usize {
     Width::Narrow.max() + Width::Wide.max()
 }

@@ -1,6 +1,6 @@
 //! `Watch`: measures how long a worker's calls wait, and for which devices.
 //!
-//! Two kinds of calls may wait for a device although they are told not to: those that a queue makes
+//! Two kinds of calls may wait for a device although they are told not to: calls that a queue makes
 //! for one disk (a read of the page cache), and the submission of entries, which may be of any
 //! disk. Each kind has its own list of devices, and the time of a submission within a call does not
 //! count as that call's.
@@ -9,11 +9,11 @@
 use super::Event;
 use super::fast::{DeviceSlot, ImageDevices};
 
-/// The beginning of a call that may wait for a device, although it is told not to.
+/// The beginning of a call that may wait for a device.
 #[derive(Clone, Copy, Debug)]
 pub struct Began {
     at_ns: u64,
-    /// Voluntary context switches of this thread so far; `None`: not read, to spare a system call.
+    /// Voluntary context switches of this thread so far; `None`: not read, to save a system call.
     waits: Option<i64>,
     /// [`Watch::entered_ns`] when the call began.
     entered_ns: u64,
@@ -27,7 +27,7 @@ pub(super) struct Watch {
     called_ns: u64,
     /// The devices of the calls since the last [`Self::took`].
     called: Vec<DeviceSlot>,
-    /// The devices of entries in the submission queue that the worker submits by its own hand.
+    /// The devices of entries in the submission queue that the worker itself will submit.
     placed: Vec<DeviceSlot>,
     /// Nanoseconds spent on submitting such entries.
     entered_ns: u64,
@@ -53,7 +53,7 @@ impl Watch {
         Began { at_ns, waits, entered_ns: self.entered_ns }
     }
 
-    /// Notes that the next call goes to the device.
+    /// Records that the next call goes to the device.
     #[inline]
     pub(super) fn calls(&mut self, device: DeviceSlot) {
         add(&mut self.called, device);
@@ -69,7 +69,7 @@ impl Watch {
         }
     }
 
-    /// Notes that an entry for the device is in the submission queue.
+    /// Records that an entry for the device is in the submission queue.
     #[inline]
     pub(super) fn placed(&mut self, device: DeviceSlot) {
         add(&mut self.placed, device);
@@ -81,7 +81,7 @@ impl Watch {
         !self.placed.is_empty()
     }
 
-    /// Ends a submission. `all`: it took all entries.
+    /// Ends a submission. `all`: the kernel has taken all entries.
     #[inline]
     pub(super) fn entered(&mut self, began: Began, all: bool) {
         let took_ns = self.time_since(began);
@@ -99,12 +99,12 @@ impl Watch {
         self.called_ns.saturating_sub(began.at_ns).saturating_sub(entered_ns)
     }
 
-    /// Notes that a flush or another long call of the device begins.
+    /// Records that a flush or another long call of the device begins.
     pub(super) fn owes(&mut self, device: DeviceSlot, user_data: u64) {
         self.devices.owes(device, user_data, now_ns());
     }
 
-    /// Notes that these requests have ended.
+    /// Records that these requests have ended.
     #[inline]
     pub(super) fn paid(&mut self, events: &[Event]) {
         if self.devices.has_debts() && !events.is_empty() {
@@ -113,7 +113,7 @@ impl Watch {
         }
     }
 
-    /// Calls in which the worker had to wait for a device.
+    /// The number of calls in which the worker had to wait for a device.
     pub(super) fn waits(&self) -> u64 {
         self.devices.waits()
     }
@@ -124,7 +124,7 @@ impl Watch {
     }
 }
 
-/// Adds a device to a short list, unless it is there.
+/// Adds a device to a short list, unless it is listed.
 #[inline]
 fn add(devices: &mut Vec<DeviceSlot>, device: DeviceSlot) {
     if !devices.contains(&device) {
@@ -132,7 +132,7 @@ fn add(devices: &mut Vec<DeviceSlot>, device: DeviceSlot) {
     }
 }
 
-/// True if this thread has given up its CPU since `began`; `None`: it was not measured.
+/// True if this thread has given up its CPU since `began`; `None`: that was not measured.
 #[inline]
 fn has_waited(began: Began) -> Option<bool> {
     began.waits.map(|before| waits() > before)

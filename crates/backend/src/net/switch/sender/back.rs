@@ -1,4 +1,5 @@
-//! Bursts that come back to their sender: finished by the receiver, or taken back from it.
+//! Bursts that come back to their sender: finished by the receiver, or taken back from the
+//! receiver.
 
 use super::SwitchTx;
 use crate::net::Outcome;
@@ -9,9 +10,9 @@ use crate::net::switch::vlan_rules::Change;
 use manyring_wire::net::HEADER_SIZE;
 
 impl SwitchTx {
-    /// Empties every channel whose oldest burst is out for `ms` milliseconds. Its frames are copied
-    /// to the copy queue while that has room, and are done. The receiver is then lent nothing for a
-    /// while (`Shared::rest`).
+    /// Empties every channel whose oldest burst was put in `ms` milliseconds ago or more. Copies
+    /// its frames to the copy queue as far as they fit. After that the receiver is lent nothing for
+    /// a while (`Shared::rest`).
     #[cold]
     pub(super) fn relieve(&mut self, ms: u64) {
         let now = self.copy_path.switch.clock.now();
@@ -42,13 +43,14 @@ impl SwitchTx {
                 for index in 0..burst.frames.count() {
                     let size = HEADER_SIZE + burst.frames.len(index);
                     if self.channels[at].inbox.is_full(size) {
-                        // Check for room before the copy, which would only be dropped.
+                        // Check for room before the copy is made.
                         if let Some(destination) = self.copy_path.map.get(to) {
                             destination.port.counters.dropped_full.add(1);
                         }
                         continue;
                     }
-                    // The head of a lent frame lies in the daemon's memory, before the rest.
+                    // The first bytes of a lent frame lie in the daemon's memory already, so there
+                    // is no `head` to write.
                     self.copy(&burst.frames, index, &[]);
                     self.copy_path.copy_to(to, &self.frame_copy, Change::None);
                 }
@@ -65,7 +67,7 @@ impl SwitchTx {
         self.free.push(burst);
     }
 
-    /// Takes back all bursts of a channel that its receiver has not taken, undelivered.
+    /// Takes back all bursts of a channel that its receiver has not taken.
     pub(super) fn recall_channel(&mut self, at: usize) {
         self.hand_over(at);
         let mut taken = Vec::new();
@@ -73,7 +75,7 @@ impl SwitchTx {
         taken.into_iter().for_each(|burst| self.take_back(at, burst));
     }
 
-    /// Ends the bursts that receivers have finished with.
+    /// Ends the bursts that receivers have finished.
     pub(super) fn collect(&mut self) {
         let pending = self.doorbell.alarm().pending();
         if pending == 0 {
@@ -100,9 +102,9 @@ impl SwitchTx {
         }
     }
 
-    /// Removes channels whose receivers are gone. A receiver that was lent frames when it went gets
-    /// only copies for a while after it is back: by coming and going it could hold all credit of
-    /// its senders.
+    /// Removes channels whose receivers were closed. A receiver that had lent frames when it was
+    /// closed gets only copies for a while after it is opened again: else it could hold all credit
+    /// of its senders by closing and opening.
     pub(super) fn leave_closed(&mut self) {
         for at in (0..self.channels.len()).rev() {
             if !self.channels[at].inbox.is_closed() {
