@@ -1,5 +1,5 @@
-//! The kernel's accounts: how long our threads ran and waited for a CPU, how long CPUs idled, and
-//! how many threads the kernel keeps for an io_uring.
+//! Reads the kernel's accounts: how long our threads ran and waited for a CPU, how long CPUs idled,
+//! and how many threads the kernel keeps for an io_uring.
 
 use rustix::thread::{CpuSet, sched_getaffinity};
 use rustix::time::{ClockId, clock_gettime};
@@ -7,20 +7,20 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// The CPU time that the calling thread has used since it began.
+/// Returns the CPU time that the calling thread has used since it began.
 #[must_use]
 pub fn cpu_time() -> Duration {
     Duration::try_from(clock_gettime(ClockId::ThreadCPUTime)).unwrap_or_default()
 }
 
-/// The CPU time of calls, until it is asked for.
+/// The sum of the CPU time of calls since the last [`Self::take`].
 #[derive(Debug, Default)]
 pub(crate) struct Cost {
     ns: AtomicU64,
 }
 
 impl Cost {
-    /// Makes `call`, and adds the CPU time that it takes, but at most `most`.
+    /// Makes `call`, and adds the CPU time of the call to the sum, but at most `most`.
     pub(crate) fn add<T>(&self, most: Duration, call: impl FnOnce() -> T) -> T {
         let before = cpu_time();
         let result = call();
@@ -29,35 +29,37 @@ impl Cost {
         result
     }
 
-    /// Gives the CPU time that was added since the last call, and begins again at zero.
+    /// Returns the sum, and sets it to zero.
     pub(crate) fn take(&self) -> Duration {
         Duration::from_nanos(self.ns.swap(0, Ordering::Relaxed))
     }
 }
 
-/// The CPU time of a thread since it began.
+/// CPU times of a thread since the thread began.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ThreadTimes {
-    /// Nanoseconds that it ran.
+    /// Nanoseconds in which the thread ran.
     pub(crate) ran_ns: u64,
-    /// Nanoseconds that it could have run, while other threads had its CPU.
+    /// Nanoseconds in which the thread was runnable, but waited for a CPU.
     pub(crate) delayed_ns: u64,
 }
 
-/// The times of a thread of this process; zero if they cannot be read.
+/// Returns the times of a thread of this process; zero if they cannot be read.
 pub(crate) fn thread_times(thread_id: i32) -> ThreadTimes {
     let text = std::fs::read_to_string(format!("/proc/self/task/{thread_id}/schedstat"));
     text.ok().and_then(|text| parse_schedstat(&text)).unwrap_or_default()
 }
 
-/// "run time, run delay, time slices"; see `Documentation/scheduler/sched-stats` of the kernel.
+/// Parses "run time, run delay, time slices"; see `Documentation/scheduler/sched-stats` of the
+/// kernel.
 fn parse_schedstat(text: &str) -> Option<ThreadTimes> {
     let mut numbers = text.split_whitespace().map(str::parse);
     let (ran, delayed) = (numbers.next()?, numbers.next()?);
     Some(ThreadTimes { ran_ns: ran.ok()?, delayed_ns: delayed.ok()? })
 }
 
-/// The number of kernel threads that serve the io_uring of this process's thread `thread_id`.
+/// Returns the number of kernel threads that serve the io_uring of this process's thread
+/// `thread_id`.
 pub(crate) fn ring_threads(thread_id: i32) -> usize {
     let folder = std::fs::read_dir("/proc/self/task").into_iter().flatten().flatten();
     let thread = |entry: std::fs::DirEntry| {
@@ -67,9 +69,10 @@ pub(crate) fn ring_threads(thread_id: i32) -> usize {
     count_ring_threads(&folder.filter_map(thread).collect(), thread_id)
 }
 
-/// The kernel names such a thread "iou-wrk-" and the id of the thread that it works for. In a PID
-/// namespace the name has the id that the host uses, which we cannot know. If no thread is named
-/// after `thread_id`, the threads of that unknown id are counted which has most of them.
+/// Counts the kernel threads of an io_uring. The kernel names such a thread "iou-wrk-" and the id
+/// of the thread that has the io_uring. In a PID namespace the kernel uses that thread's id on the
+/// host, which we cannot know. So if no kernel thread is named after `thread_id`, the function
+/// takes, of the ids that are no thread of this process, the id with most kernel threads.
 fn count_ring_threads(names: &BTreeMap<i32, String>, thread_id: i32) -> usize {
     let mut by_id = BTreeMap::new();
     for name in names.values() {
@@ -82,15 +85,15 @@ fn count_ring_threads(names: &BTreeMap<i32, String>, thread_id: i32) -> usize {
     own.or(unknown.max()).unwrap_or(0)
 }
 
-/// The CPUs that the calling thread may use.
+/// Returns the CPUs that the calling thread may use.
 #[must_use]
 pub fn allowed_cpus() -> Vec<usize> {
     let set = sched_getaffinity(None).unwrap_or_else(|_| CpuSet::new());
     (0..CpuSet::MAX_CPU).filter(|cpu| set.is_set(*cpu)).collect()
 }
 
-/// Nanoseconds that each CPU has idled since the host started. CPUs that the calling thread may not
-/// use, or whose time cannot be read, are left out.
+/// Returns the nanoseconds that each CPU has idled since the host started. Leaves out CPUs that the
+/// calling thread may not use, and CPUs whose time cannot be read.
 pub(crate) fn idle_ns() -> BTreeMap<usize, u64> {
     let allowed = allowed_cpus();
     let text = std::fs::read_to_string("/proc/stat").unwrap_or_default();
@@ -109,7 +112,7 @@ fn parse_idle(text: &str, tick_ns: u64) -> BTreeMap<usize, u64> {
         let ticks: Vec<u64> = words.map(str::parse).collect::<Result<_, _>>().ok()?;
         Some((cpu, ticks.get(3..5)?.iter().sum::<u64>().saturating_mul(tick_ns)))
     };
-    // The line with the sum of all CPUs has no number.
+    // The line with the sum of all CPUs begins with "cpu " and no number.
     let of_one = |line: &&str| !line.starts_with("cpu ");
     text.lines().filter(of_one).filter_map(of_line).collect()
 }

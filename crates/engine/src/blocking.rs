@@ -1,9 +1,9 @@
-//! Calls that may block, beside the control thread: each on a thread of its own, but for a row of
-//! them at the start.
+//! Makes calls that may block outside the control thread: each on a new thread, except for the
+//! calls of an [`AsideRow`], which share threads.
 //!
-//! A pool of threads would be cheaper, but these calls are rare. More important is a system that
-//! has no thread to give (a limit of processes): here the call waits until there is one, whereas
-//! the runtime's own pool panics, and a panic ends the guests of all devices.
+//! A pool of threads would be cheaper, but these calls are rare. More important: the system may
+//! have no thread to spare (a limit of processes). Then a call here waits until there is a thread,
+//! whereas the runtime's own pool panics, and a panic ends the guests of all devices.
 
 use crate::watch::{Post, Serves};
 use manyring_backend::sys::starter::{self, ThreadRole};
@@ -16,19 +16,20 @@ use std::time::Duration;
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 
-/// Pause before a thread is asked for again.
+/// Pause before the next attempt to start a thread.
 const RETRY: Duration = Duration::from_millis(100);
 
-/// Does `call` on a thread of its own. A call that has begun is done to its end, also if the answer
-/// is no longer awaited. `None` if it panicked. Needs a tokio runtime with time.
+/// Makes `call` on a thread of its own, and returns the result; `None` if `call` panicked. A call
+/// that has begun is made to its end, even if the returned future is dropped. Needs a tokio runtime
+/// with time.
 pub async fn aside<T: Send + 'static>(call: impl FnOnce() -> T + Send + 'static) -> Option<T> {
     apart(None, call).await
 }
 
-/// Does `call`, whose end the host chooses (a look at a file system of the network, for one), on a
-/// thread of its own, as [`aside`]. While the call does not come back, the log names the thread
-/// with the `device`, and [`held`] lists it. The call may use the runtime that waits for it: to
-/// have a socket watched, for example.
+/// Makes `call`, whose duration depends on the host (an access to a network file system, for
+/// example), on a thread of its own, as [`aside`] does. While the call is blocked, the log names
+/// the thread with the `device`, and [`held`] lists the thread. The call may use the runtime of the
+/// caller: to register a socket with it, for example.
 ///
 /// [`held`]: crate::held
 pub async fn aside_for<T: Send + 'static>(
@@ -48,7 +49,7 @@ async fn apart<T: Send + 'static>(
     call: impl FnOnce() -> T + Send + 'static,
 ) -> Option<T> {
     let (reply, answer) = oneshot::channel();
-    // A thread that cannot be had must not take the call with it.
+    // If no thread can be started, the call must not be lost: the next attempt needs it.
     let call = Arc::new(Mutex::new(Some((call, reply))));
     let work = || {
         let (theirs, post) = (call.clone(), post.clone());
@@ -62,19 +63,19 @@ async fn apart<T: Send + 'static>(
     };
     let device = post.as_ref().map(|post| post.device()).filter(|device| !device.is_empty());
     let thread = start(device, work).await;
-    // A copy that stays here would keep the call and its reply, so that `answer` would never end.
+    // A copy that stayed here would keep the call and its reply, so that `answer` would never end.
     drop(call);
     let answer = answer.await.ok();
-    // LeakSanitizer reports memory that a thread frees at its very end as lost while the thread
-    // ends. Only fuzzing waits for the end: a join blocks.
+    // LeakSanitizer reports memory as lost that a thread frees at its very end, if the check comes
+    // while the thread ends. Only fuzzing waits for the end: a join blocks.
     if cfg!(fuzzing) {
         let _ = thread.join();
     }
     answer
 }
 
-/// Starts a thread for the closure that `work` makes; waits until the system has one. A log line
-/// about that wait names `device`.
+/// Starts a thread for the closure that `work` makes; waits until the system has a thread. A log
+/// line about that wait names `device`.
 async fn start<F: FnOnce() + Send + 'static>(
     device: Option<String>,
     work: impl Fn() -> F,
@@ -99,14 +100,15 @@ async fn start<F: FnOnce() + Send + 'static>(
     }
 }
 
-/// Calls for many devices, each of which may block, in their order. One thread does them all while
-/// the host comes back: with a thousand devices, starting a thread for each would take most of the
-/// start's time. A caller that waits for an answer in vain has another thread go on with the next
-/// call. Dropping this drops the calls that no thread has begun.
+/// A queue of calls for many devices, each of which may block. One thread makes them all, in their
+/// order, while the host answers: with a thousand devices, starting a thread for each would take
+/// most of the start's time. A caller that has waited too long for an answer calls [`Self::go_on`],
+/// so that another thread makes the next calls. Dropping this drops the calls that no thread has
+/// begun.
 #[derive(Debug, Default)]
 pub struct AsideRow(Arc<Mutex<VecDeque<BlockingCall>>>);
 
-/// A call, and the device for which it is done.
+/// A call, and the device for which the call is made.
 struct BlockingCall {
     device: String,
     call: Box<dyn FnOnce() + Send>,
@@ -119,15 +121,15 @@ impl std::fmt::Debug for BlockingCall {
 }
 
 impl AsideRow {
-    /// Puts a call behind the others. While it does not come back, its thread is named with the
-    /// `device`, as that of [`aside_for`] is.
+    /// Adds a call at the end of the queue. While the call is blocked, the log names its thread
+    /// with the `device`, as for [`aside_for`].
     pub fn add(&self, device: &str, call: impl FnOnce() + Send + 'static) {
         let (device, call) = (device.to_owned(), Box::new(call));
         lock(&self.0).push_back(BlockingCall { device, call });
     }
 
-    /// Has one more thread do the calls that none has begun, until none is left; one after the
-    /// other, whether or not they panic. Needs a tokio runtime with time.
+    /// Starts one more thread, which makes the calls that no thread has begun, one after the other,
+    /// until none is left; a call that panics does not stop it. Needs a tokio runtime with time.
     pub fn go_on(&self) {
         let (calls, runtime) = (Arc::downgrade(&self.0), Handle::current());
         let work = move || {
@@ -137,7 +139,8 @@ impl AsideRow {
                 let next = || lock(&*calls.upgrade()?).pop_front();
                 while let Some(BlockingCall { device, call }) = next() {
                     let _at_work = AtWork::new(Post::new(Serves::Host(device)));
-                    // The caller that waits for it sees that by its channel.
+                    // The caller that waits for the call's answer sees a panic by its closed
+                    // channel.
                     let _ = catch_unwind(AssertUnwindSafe(call));
                 }
             }
@@ -151,7 +154,7 @@ fn lock(calls: &Mutex<VecDeque<BlockingCall>>) -> MutexGuard<'_, VecDeque<Blocki
     calls.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The thread is under watch until this is dropped, also by a call that panics.
+/// Has the current thread watched (`watch.rs`) until this is dropped, even if the call panics.
 #[derive(Debug)]
 struct AtWork(Arc<Post>);
 

@@ -1,9 +1,10 @@
-//! A thread that looks at others at every tick while they work, and sleeps without a timer while
-//! they rest: the sentry (`sentry.rs`) and the watch (`watch.rs`).
+//! `Lookout`: a thread that checks other threads at every tick while they work, and sleeps without
+//! a timer while none does: the sentry (`sentry.rs`) and the watch (`watch.rs`).
 //!
-//! A thread that is looked at counts first, and then asks whether the lookout sleeps
-//! ([`Lookout::rouse`]). The lookout says first that it sleeps, and then looks once more. All four
-//! are sequentially consistent, so that at least one of them sees the other: no work is overlooked.
+//! A checked thread first counts that it works, and then reads whether the lookout sleeps
+//! ([`Lookout::rouse`]). The lookout first sets that it sleeps, and then checks once more. All four
+//! accesses are sequentially consistent, so that at least one of the two sees the other: no work is
+//! missed.
 
 use manyring_backend::sys::starter::{self, ThreadRole};
 use std::io;
@@ -12,22 +13,23 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::Thread;
 use std::time::Duration;
 
-/// Such a thread, before and after its start.
+/// A lookout thread, before and after its start.
 #[derive(Debug)]
 pub(crate) struct Lookout {
     name: &'static str,
-    /// How often it looks.
+    /// Interval of the checks.
     tick: Duration,
-    /// Ticks without work after which it goes to sleep.
+    /// The number of ticks without work after which the thread sleeps.
     quiet_ticks: u32,
-    /// True if somebody works, or has worked since the last look.
+    /// The check. Returns true if some thread works, or has worked since the last check.
     look: fn() -> bool,
     is_asleep: AtomicBool,
     thread: OnceLock<Thread>,
 }
 
 impl Lookout {
-    /// One that looks by `look` at every `tick`, and sleeps after `quiet_ticks` without work.
+    /// Makes a lookout that calls `look` at every `tick`, and sleeps after `quiet_ticks` without
+    /// work.
     pub(crate) const fn new(
         name: &'static str,
         tick: Duration,
@@ -44,7 +46,7 @@ impl Lookout {
         }
     }
 
-    /// Starts the thread, unless it runs already. One caller at a time.
+    /// Starts the thread, unless it runs already. Calls must not overlap.
     ///
     /// # Errors
     /// The system has no thread for it.
@@ -58,7 +60,7 @@ impl Lookout {
         Ok(())
     }
 
-    /// Wakes it, if it sleeps. Called by a thread that has just counted that it works.
+    /// Wakes the lookout, if it sleeps. A thread calls this that has just counted that it works.
     #[inline]
     pub(crate) fn rouse(&self) {
         if self.is_asleep.load(Ordering::SeqCst) {
@@ -66,7 +68,7 @@ impl Lookout {
         }
     }
 
-    /// True if it sleeps.
+    /// True if the lookout sleeps.
     #[cfg(test)]
     pub(crate) fn is_asleep(&self) -> bool {
         self.is_asleep.load(Ordering::SeqCst)

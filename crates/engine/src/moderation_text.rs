@@ -1,5 +1,5 @@
-//! A choice of moderation as it is typed, in a configuration and in messages: `off`, or limits like
-//! `32/100us`.
+//! Parses and prints a choice of moderation, in a configuration and in messages: `off`, or limits
+//! like `32/100us`.
 
 use crate::policy::moderation::{Limits, Moderation};
 use serde::de::Error;
@@ -7,12 +7,12 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use std::fmt::{Display, Formatter};
 use std::str::FromStr;
 
-/// A ring has no more entries.
+/// The maximum of the count: a ring has no more entries.
 const COUNT_MAX: u32 = 32_768;
-/// Longer delays are outages.
+/// The maximum of the delay: longer delays are outages.
 const DELAY_US_MAX: u32 = 10_000;
 
-/// A text that is no choice.
+/// A text that is neither `off` nor limits.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "{0:?} is neither \"off\" nor N/Tus like \"32/100us\" (N 1 to {COUNT_MAX}, \
@@ -31,7 +31,7 @@ impl FromStr for Moderation {
     }
 }
 
-/// Limits like `32/100us`.
+/// Parses limits like `32/100us`.
 fn parse_limits(text: &str) -> Option<Limits> {
     let (count, delay) = text.split_once('/')?;
     let number = |text: &str, max| {

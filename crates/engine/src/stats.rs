@@ -1,7 +1,7 @@
 //! Per-queue counters and histograms: one writer (the worker that owns the queue), any reader.
 //!
-//! Every counter is defined once, here, with its name and its help; metrics and the control API
-//! are made from [`QueueStats::counters`] and [`QueueStats::histograms`].
+//! Every counter is defined once, here, with its name and its help text; metrics and the control
+//! API are made from [`QueueStats::counters`] and [`QueueStats::histograms`].
 
 mod histogram;
 
@@ -16,13 +16,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 pub struct Counter(AtomicU64);
 
 impl Counter {
-    /// Adds `n`. Only the owner of the queue may.
+    /// Adds `n`. Only the queue's owner may call this.
     #[inline]
     pub fn add(&self, n: u64) {
         self.0.store(self.0.load(Ordering::Relaxed).wrapping_add(n), Ordering::Relaxed);
     }
 
-    /// Sets a gauge. Only the owner of the queue may.
+    /// Sets a gauge. Only the queue's owner may call this.
     #[inline]
     pub fn set(&self, n: u64) {
         if self.0.load(Ordering::Relaxed) != n {
@@ -30,7 +30,7 @@ impl Counter {
         }
     }
 
-    /// Reads it.
+    /// Returns the value.
     #[must_use]
     pub fn value(&self) -> u64 {
         self.0.load(Ordering::Relaxed)
@@ -51,7 +51,7 @@ pub enum Kind {
 pub struct NamedCounter<T> {
     /// Name, without prefix or `_total`.
     pub name: &'static str,
-    /// One sentence on the number, with its unit.
+    /// A help text of one sentence, with the unit.
     pub help: &'static str,
     /// Counter or gauge.
     pub kind: Kind,
@@ -59,8 +59,7 @@ pub struct NamedCounter<T> {
     pub value: T,
 }
 
-/// The kind of device that a queue belongs to: the queue has the counters of its class and the
-/// common ones.
+/// The kind of a queue's device: the queue has the counters of its class and the common ones.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum QueueClass {
     /// A block device.
@@ -68,7 +67,7 @@ pub enum QueueClass {
     Blk,
     /// A network device.
     Net,
-    /// A Xen block device: it has the counters of a block device, and those of its grants.
+    /// A Xen block device: its queues have the counters of a block device, and those of grants.
     XenBlk,
 }
 
@@ -77,7 +76,7 @@ impl QueueClass {
     pub const ALL: [Self; 3] = [Self::Blk, Self::Net, Self::XenBlk];
 }
 
-/// Which classes a counter belongs to.
+/// The classes that have a counter.
 #[derive(Clone, Copy)]
 enum CounterClasses {
     All,
@@ -112,7 +111,7 @@ macro_rules! queue_stats {
         }
 
         impl QueueStats {
-            /// Every counter of the queue's class with its name and help.
+            /// Returns every counter of the queue's class with its name and help.
             #[must_use]
             pub fn counters(&self) -> Vec<NamedCounter<u64>> {
                 let all = [$((CounterClasses::$of, NamedCounter {
@@ -124,8 +123,8 @@ macro_rules! queue_stats {
                 all.into_iter().filter(|(of, _)| of.has(self.class)).map(|(_, n)| n).collect()
             }
 
-            /// Every histogram of the queue's class with its name and help. Names that end in
-            /// `_ns` are nanoseconds.
+            /// Returns every histogram of the queue's class with its name and help. Names that end
+            /// in `_ns` are nanoseconds.
             #[must_use]
             pub fn histograms(&self) -> Vec<NamedCounter<&Histogram>> {
                 let [$($histogram),*] = self.histograms.all();
@@ -138,16 +137,17 @@ macro_rules! queue_stats {
                 all.into_iter().filter(|(of, _)| of.has(self.class)).map(|(_, n)| n).collect()
             }
 
-            /// How many of [`Self::numbers`] are counters: the first ones, which are always there.
+            /// The number of counters in [`Self::numbers`]: the first values, which are always
+            /// there.
             pub const COUNTERS: usize = [$(stringify!($counter)),*].len();
 
-            /// Most numbers that [`Self::numbers`] has.
+            /// The maximum length of [`Self::numbers`].
             pub const NUMBERS_MAX: usize = Self::COUNTERS
                 + ([$($hhelp),*].len() + ServeTimes::HISTOGRAMS) * (BUCKETS + 1);
 
-            /// Every number of all classes in one order, for [`Self::show`] of another process.
-            /// Those of histograms are left out behind the last one that is not 0: it never
-            /// becomes 0 again.
+            /// Returns every number of all classes in one order, for [`Self::show`] of another
+            /// process. Leaves out the histograms' numbers after the last one that is not 0: such a
+            /// number never becomes 0 again.
             #[must_use]
             pub fn numbers(&self) -> Vec<u64> {
                 let mut numbers = vec![$(self.$counter.value(),)*];
@@ -158,9 +158,9 @@ macro_rules! queue_stats {
                 numbers
             }
 
-            /// Shows the sum of two lists in the order of [`Self::numbers`]: another process's
-            /// `now`, and `before` of the processes before it. Only the owner of these numbers may
-            /// call it; missing numbers are 0.
+            /// Sets all numbers to the sum of two lists in the order of [`Self::numbers`]: another
+            /// process's `now`, and `before` of the processes before it. Only the owner of these
+            /// numbers may call this; missing numbers count as 0.
             pub fn show(&self, before: &[u64], now: &[u64]) {
                 let mut at = 0;
                 let mut next = || {
@@ -253,17 +253,18 @@ queue_stats! {
 }
 
 impl QueueStats {
-    /// All zero, for a queue of a device of `class`.
+    /// Makes zeroed counters for a queue of a device of `class`.
     #[must_use]
     pub fn new(class: QueueClass) -> Self {
         Self { class, ..Self::default() }
     }
 
     /// Counts a batch that was taken at once, and the longest time that it can have waited. Only
-    /// the owner of the queue may.
+    /// the queue's owner may call this.
     #[inline]
     pub fn record_batch(&self, taken: u64, waited_ns: u64) {
-        // The first batch has a path of its own: what it needs is kept out of every other one.
+        // The first batch is counted in a function of its own, which allocates: so that code is not
+        // in the path of all others.
         let Some([batch_size, wait_ns]) = self.histograms.allocated() else {
             return self.record_first_batch(taken, waited_ns);
         };
@@ -279,21 +280,21 @@ impl QueueStats {
         wait_ns.record(waited_ns, 1);
     }
 
-    /// Requests or packets taken at once.
+    /// Returns the histogram of the requests or packets taken at once.
     #[must_use]
     pub fn batch_size(&self) -> &Histogram {
         let [batch_size, _] = self.histograms.all();
         batch_size
     }
 
-    /// Longest time a batch can have waited, in nanoseconds.
+    /// Returns the histogram of the longest time that a batch can have waited, in nanoseconds.
     #[must_use]
     pub fn wait_ns(&self) -> &Histogram {
         let [_, wait_ns] = self.histograms.all();
         wait_ns
     }
 
-    /// [`Self::serve_ns`], if the queue is one of a disk.
+    /// Returns [`Self::serve_ns`], if the queue is one of a disk.
     #[must_use]
     pub fn served(&self) -> Option<&ServeTimes> {
         (self.class != QueueClass::Net).then_some(&self.serve_ns)
@@ -303,30 +304,30 @@ impl QueueStats {
 /// The counters of one worker.
 #[derive(Debug, Default)]
 pub struct WorkerStats {
-    /// Queues it owns.
+    /// The number of queues that the worker owns.
     pub queues: Counter,
-    /// Times it slept.
+    /// How often the worker slept.
     pub sleeps: Counter,
-    /// Nanoseconds it slept.
+    /// Nanoseconds in which the worker slept.
     pub slept_ns: Counter,
-    /// Nanoseconds it looked for work and found none.
+    /// Nanoseconds in which the worker polled for work and found none.
     pub looked_ns: Counter,
-    /// Times that a device of the host made its thread wait for four milliseconds or more,
-    /// though the call was not to wait. The device's requests are then left to threads of the
-    /// kernel for a while.
+    /// How often a device of the host made the worker's thread wait for four milliseconds or more,
+    /// in a call that should not wait. Threads of the kernel then make the device's requests for a
+    /// while.
     pub device_waits: Counter,
-    /// Nanoseconds that former threads of this worker ran, which have ended.
+    /// Nanoseconds that the worker's earlier threads ran.
     pub ran_before_ns: Counter,
-    /// For each queue that came from another worker: nanoseconds from the turn at which it took
-    /// its last requests there to the end of its first turn here.
+    /// For each queue that came from another worker: nanoseconds from the turn at which the queue
+    /// took its last requests there to the end of its first turn here.
     pub pause_ns: Histogram,
-    /// The numbers of its policy of polling.
+    /// The numbers of the worker's polling policy.
     pub policy: PolicyStats,
 }
 
 macro_rules! policy_stats {
     ($($counter:ident: $kind:ident = $help:literal,)*) => {
-        /// The numbers of a worker's policy of polling: written by the worker, about once a
+        /// The numbers of a worker's polling policy: the worker writes them about once a
         /// millisecond and before it sleeps.
         #[derive(Debug, Default)]
         pub struct PolicyStats {
@@ -334,7 +335,7 @@ macro_rules! policy_stats {
         }
 
         impl PolicyStats {
-            /// Every number with its name and help.
+            /// Returns every number with its name and help.
             #[must_use]
             pub fn counters(&self) -> Vec<NamedCounter<u64>> {
                 vec![$(NamedCounter {
@@ -364,7 +365,7 @@ policy_stats! {
 }
 
 impl PolicyStats {
-    /// The counts so far, for a new policy that goes on with them.
+    /// Returns the counts so far, with which a new policy begins.
     pub(crate) fn counts(&self) -> PollingNumbers {
         PollingNumbers {
             trials: self.trials.value(),
@@ -378,7 +379,7 @@ impl PolicyStats {
         }
     }
 
-    /// Shows the policy's present numbers. Only the worker may.
+    /// Stores the policy's present numbers. Only the worker may call this.
     pub(crate) fn publish(&self, numbers: &PollingNumbers) {
         self.spins.set(u64::from(numbers.arm == Arm::Spin));
         self.gain_permille.set(numbers.gain);

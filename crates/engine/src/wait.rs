@@ -11,10 +11,10 @@ use rustix::time::{ClockId, Timespec, clock_gettime};
 use std::sync::OnceLock;
 use std::time::Duration;
 
-/// The subject of an event; packed into the 64 bits that the kernel hands back.
+/// The source of an event; packed into the 64 bits that the kernel returns with the event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EventSource {
-    /// The kick of the queue in `slot`, if the queue still watches it under this number.
+    /// The kick of the queue in `slot`, if the queue still watches the kick under this number.
     Kick {
         /// The slot.
         slot: u32,
@@ -32,15 +32,15 @@ pub enum EventSource {
     Port {
         /// The slot.
         slot: u32,
-        /// Which queue of this slot.
+        /// The generation of the queue in the slot.
         generation: u32,
     },
-    /// The disk of the queue in `slot` has finished something aside from the ring, if the queue is
+    /// The disk of the queue in `slot` has finished work outside the io_uring, if the queue is
     /// still of this generation.
     Offload {
         /// The slot.
         slot: u32,
-        /// Which queue of this slot.
+        /// The generation of the queue in the slot.
         generation: u32,
     },
     /// Commands wait in the worker's mailbox.
@@ -60,7 +60,7 @@ const SLOT_SHIFT: u32 = 32;
 pub(crate) const SLOTS_MAX: usize = 1 << 24;
 
 impl EventSource {
-    /// As the kernel hands it back.
+    /// Returns the 64 bits that the kernel stores for the source.
     #[must_use]
     pub const fn pack(self) -> u64 {
         match self {
@@ -78,7 +78,7 @@ impl EventSource {
     }
 
     #[allow(clippy::cast_possible_truncation, reason = "the fields are taken out by shifts")]
-    /// Unpacks the 64 bits that the kernel handed back.
+    /// Unpacks the 64 bits that the kernel returned.
     #[must_use]
     pub const fn unpack(data: u64) -> Self {
         let (slot, low) = ((data >> SLOT_SHIFT) as u32 & 0xff_ffff, data as u32);
@@ -96,7 +96,7 @@ impl EventSource {
 /// An event, as the kernel reported it.
 #[derive(Clone, Copy, Debug)]
 pub struct Woken {
-    /// The subject.
+    /// The source.
     pub source: EventSource,
     /// Bytes, poll mask or negative errno.
     pub result: i32,
@@ -110,7 +110,7 @@ enum Kernel {
     Epoll(Epoll),
 }
 
-/// The stand-in for io_uring. A look is a system call here, so a busy worker looks only every
+/// The replacement for io_uring. Polling is a system call here, so a busy worker polls only every
 /// [`EPOLL_TURNS`] rounds, or after [`EPOLL_LOOK_NS`] if its rounds are long.
 struct Epoll {
     fd: OwnedFd,
@@ -119,54 +119,56 @@ struct Epoll {
     looked_at_ns: u64,
 }
 
-/// How a worker sleeps.
+/// How a worker sleeps and is woken.
 #[derive(Debug)]
 pub struct Wait {
     kernel: Kernel,
     origin_ns: u64,
     events: Vec<RingEvent>,
-    /// How many kicks have been watched so far.
+    /// The number of watches of kicks so far.
     kick_watches: u32,
 }
 
-/// Room for the events of one epoll call.
+/// The maximum of events of one epoll call.
 const EPOLL_EVENTS: usize = 64;
-/// Rounds from one look to the next of a worker that does not sleep.
+/// Rounds between two polls of a worker that does not sleep.
 const EPOLL_TURNS: u32 = 16;
-/// Longest time without a look, in nanoseconds.
+/// Maximum time without a poll, in nanoseconds.
 const EPOLL_LOOK_NS: u64 = 100_000;
 /// `POLLERR | POLLHUP | POLLNVAL`: a watch that reports these is over.
 const POLL_BROKEN: i32 = 0x8 | 0x10 | 0x20;
 
-/// When the first worker of this process started: where the time of all workers begins.
+/// Returns when the first worker of this process started: the origin of all workers' clock.
 fn origin_ns() -> u64 {
     static ORIGIN_NS: OnceLock<u64> = OnceLock::new();
     *ORIGIN_NS.get_or_init(clock_ns)
 }
 
-/// Nanoseconds of the monotonic clock; 64 bits last for 500 years. `Instant` would keep seconds and
-/// nanoseconds apart and check each difference, which costs every turn some seventy instructions.
+/// Returns the nanoseconds of the monotonic clock; 64 bits last for 500 years. `Instant` would keep
+/// seconds and nanoseconds apart and check each difference, which costs every turn some seventy
+/// instructions.
 #[inline]
 fn clock_ns() -> u64 {
     nanoseconds(clock_gettime(ClockId::Monotonic))
 }
 
-/// A clock that counts from the start of the machine or of a thread: neither part is negative.
+/// Converts a time since the start of the machine or of a thread to nanoseconds: neither field is
+/// negative.
 #[inline]
 fn nanoseconds(time: Timespec) -> u64 {
     let seconds = time.tv_sec.cast_unsigned();
     seconds.wrapping_mul(1_000_000_000).wrapping_add(time.tv_nsec.cast_unsigned())
 }
 
-/// The workers' clock now, in nanoseconds, for times that the control thread gives them.
+/// Returns the workers' clock in nanoseconds, for times that the control thread gives the workers.
 #[must_use]
 pub fn clock_now_ns() -> u64 {
     clock_ns().saturating_sub(origin_ns())
 }
 
 impl Wait {
-    /// Prepares the calling thread: with io_uring if `uring` is true and the kernel allows it, else
-    /// with epoll.
+    /// Prepares the calling thread: with io_uring if `uring` is true and the kernel allows it,
+    /// otherwise with epoll.
     ///
     /// # Errors
     /// That of `epoll_create1`, where epoll is used.
@@ -189,7 +191,7 @@ impl Wait {
         matches!(self.kernel, Kernel::Uring(_))
     }
 
-    /// The io_uring, to lend to a disk; `None` under epoll.
+    /// Returns the io_uring, to lend to a disk; `None` under epoll.
     #[inline]
     pub fn ring(&mut self) -> Option<&mut Ring> {
         match &mut self.kernel {
@@ -198,14 +200,14 @@ impl Wait {
         }
     }
 
-    /// Says whether queues of several guests are served here.
+    /// Sets whether queues of several guests are served here.
     pub(crate) fn set_shared(&mut self, is_shared: bool) {
         if let Some(ring) = self.ring() {
             ring.set_shared(is_shared);
         }
     }
 
-    /// Times that this thread was made to wait for a device of the host.
+    /// Returns how often this thread had to wait for a device of the host.
     pub(crate) fn device_waits(&self) -> u64 {
         match &self.kernel {
             Kernel::Uring(ring) => ring.device_waits(),
@@ -213,27 +215,27 @@ impl Wait {
         }
     }
 
-    /// Nanoseconds since the first worker of this process started, on one clock for all workers, so
-    /// that a queue that moves can keep its times. Read once per round.
+    /// Returns the nanoseconds since the first worker of this process started, on one clock for all
+    /// workers, so that a queue that moves can keep its times. Called once per round.
     #[inline]
     pub fn now_ns(&self) -> u64 {
         clock_ns().saturating_sub(self.origin_ns)
     }
 
-    /// CPU time of the calling thread so far, in nanoseconds: a system call.
+    /// Returns the CPU time of the calling thread so far, in nanoseconds. Makes a system call.
     pub fn ran_ns(&self) -> u64 {
         nanoseconds(clock_gettime(ClockId::ThreadCPUTime))
     }
 
-    /// A number for the next watch of a kick. Each watch has its own, so that a late event of a
-    /// kick that was replaced is told from one of its successor, and ends no other watch than its
-    /// own.
+    /// Returns a number for the next watch of a kick. Each watch has its own, so that a late event
+    /// of a kick that was replaced is told from an event of its successor, and so that ending a
+    /// watch ends no other one.
     pub fn next_kick_watch(&mut self) -> u32 {
         self.kick_watches = self.kick_watches.wrapping_add(1);
         self.kick_watches
     }
 
-    /// Reports every write to `fd` from now on.
+    /// Begins a watch that reports every write to `fd`.
     pub fn watch(&mut self, fd: BorrowedFd<'_>, source: EventSource) {
         match &mut self.kernel {
             Kernel::Uring(ring) => ring.poll(fd, source.pack()),
@@ -247,7 +249,8 @@ impl Wait {
         }
     }
 
-    /// Reports once when `fd` is ready for input, or for output; at once if it is already.
+    /// Begins a watch that reports once, when `fd` is ready for input, or for output; at once if it
+    /// already is.
     pub fn watch_once(&mut self, fd: BorrowedFd<'_>, output: bool, source: EventSource) {
         match &mut self.kernel {
             Kernel::Uring(ring) => ring.poll_once(fd, output, source.pack()),
@@ -267,8 +270,8 @@ impl Wait {
         match &mut self.kernel {
             Kernel::Uring(ring) => {
                 ring.poll_remove(source.pack(), EventSource::Ended.pack());
-                // The watch holds a reference to the file. `settle` ends that now, while the caller
-                // still has the file: this thread must not be the one that closes the file.
+                // The watch has a reference to the file. `settle` releases that now, while the
+                // caller still has the file: this thread must not be the one that closes the file.
                 ring.settle();
             }
             Kernel::Epoll(epoll) => {
@@ -277,7 +280,7 @@ impl Wait {
         }
     }
 
-    /// Gives queued disk requests to the kernel.
+    /// Submits queued disk requests to the kernel.
     #[inline]
     pub fn submit(&mut self) {
         if let Kernel::Uring(ring) = &mut self.kernel {
@@ -286,7 +289,7 @@ impl Wait {
         }
     }
 
-    /// How much work queues have placed for [`Self::submit`] so far (`Ring::placed`).
+    /// Returns how much work queues have placed for [`Self::submit`] so far (`Ring::placed`).
     #[inline]
     pub(crate) fn placed(&self) -> u64 {
         match &self.kernel {
@@ -295,7 +298,7 @@ impl Wait {
         }
     }
 
-    /// Collects what has happened, without waiting.
+    /// Collects the events that have happened, without waiting.
     #[inline]
     pub fn reap(&mut self, woken: &mut Vec<Woken>, now_ns: u64) {
         match &mut self.kernel {
@@ -315,8 +318,8 @@ impl Wait {
         }
     }
 
-    /// Sleeps until something happens, or `timeout` has passed, and collects what there is. Queued
-    /// disk requests are submitted first.
+    /// Sleeps until an event happens or `timeout` has passed, and collects the events. Submits
+    /// queued disk requests first.
     pub fn sleep(&mut self, woken: &mut Vec<Woken>, timeout: Option<Duration>) {
         match &mut self.kernel {
             Kernel::Uring(ring) => {
@@ -351,7 +354,7 @@ impl Epoll {
         self.events.clear();
         let timeout = timeout.and_then(|t| Timespec::try_from(t).ok());
         let buffer = rustix::buffer::spare_capacity(&mut self.events);
-        // EINTR: there is no event; the worker's loop looks again.
+        // EINTR: there is no event; the worker's loop checks again.
         let _ = epoll::wait(self.fd.as_fd(), buffer, timeout.as_ref());
         woken.extend(self.events.iter().map(|event| {
             let flags = event.flags;

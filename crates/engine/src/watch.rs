@@ -1,23 +1,24 @@
-//! The watch over threads that touch or map guest memory: those that do not come back are named.
+//! The watch over threads that touch or map guest memory: if a thread is blocked in a call, the log
+//! names it.
 //!
 //! The front-end decides how long a page fault or a mapping of guest memory lasts, and no signal
-//! ends it. The kernel offers no bound for that inside of one process, so the operator must at
-//! least be told which device holds which thread:
+//! ends it. The kernel has no time limit for that inside of one process, so at least the log must
+//! name the device that blocks a thread:
 //!
 //! ```text
 //! thread:  at_work: beats += 1 (odd);  is the watch asleep? wake it
 //!          a round: beats += 2
 //!          at_rest: beats += 1 (even)
-//! watch:   every tick: beats odd, and for two ticks the same? look at the thread in /proc;
-//!              it sleeps there: it is held: say by which device, and in what
-//!          a thread that was held has other beats? say how long it was held
-//!          nobody has been at work for a while: say "asleep", look once more, sleep
+//! watch:   every tick: beats odd, and the same for two ticks? read the thread's state in /proc;
+//!          it sleeps there: it is held: log by which device, and in which kernel function
+//!          a thread that was held has other beats? log how long it was held
+//!          no thread has been at work for a while: set "asleep", check once more, sleep
 //! ```
 //! 1. A thread that is runnable merely waits for a CPU: it is not held, however long that takes.
-//! 2. A thread counts first, and then looks whether the watch sleeps; the watch says first that it
-//!    sleeps, and then looks at the counts (`lookout.rs`).
-//! 3. While all threads rest the watch sleeps without a timer: an idle daemon has no tick.
-//! 4. A thread writes to its own post only, without a lock or a look at the clock.
+//! 2. A thread counts first, and then checks whether the watch sleeps; the watch first sets that it
+//!    sleeps, and then checks the counts (`lookout.rs`).
+//! 3. While no thread works, the watch sleeps without a timer: an idle daemon has no tick.
+//! 4. A thread writes to its own counter only, without a lock and without reading the clock.
 
 use crate::lookout::Lookout;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -25,31 +26,33 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// How often the watch looks. A thread is named after two to three ticks.
+/// Interval of the checks. A blocked thread is logged after two to three ticks.
 const TICK: Duration = Duration::from_millis(25);
-/// Ticks in which a thread at work has made no progress, before it is looked at.
+/// The number of ticks without progress of a working thread, after which the watch reads the
+/// thread's state.
 const STUCK_TICKS: u64 = 2;
-/// Ticks for a call of the host, which may wait for a disk that is busy: a second.
+/// The same for a call whose duration depends on the host, which may wait for a busy disk: a
+/// second.
 const STUCK_TICKS_HOST: u64 = 40;
-/// Ticks without any thread at work after which the watch goes to sleep.
+/// The number of ticks without any working thread after which the watch sleeps.
 const QUIET_TICKS: u32 = 8;
 
-/// A thread that does not come back.
+/// A thread that is blocked in a call.
 #[derive(Clone, Debug)]
 pub struct Held {
     /// The thread's name.
     pub thread: String,
-    /// The device that it served then; empty if it served several at once.
+    /// The device that the thread served then; empty if it served several at once.
     pub device: String,
-    /// The thread's state, as `/proc` shows it: `D` (no signal reaches it) or `S`.
+    /// The thread's state, as `/proc` shows it: `D` (no signal wakes it) or `S`.
     pub state: char,
-    /// The function of the kernel in which it waits, where the kernel shows that.
+    /// The function of the kernel in which the thread waits, where the kernel shows that.
     pub waits_in: String,
-    /// For how long it has been seen there.
+    /// How long ago the watch found the thread there.
     pub since: Duration,
 }
 
-/// Every thread that does not come back at this moment.
+/// Returns every thread that is blocked in a call now.
 #[must_use]
 pub fn held() -> Vec<Held> {
     let posts = lock();
@@ -61,16 +64,16 @@ pub fn held() -> Vec<Held> {
     found.collect()
 }
 
-/// The device of the queue with this number, if that runs.
+/// Returns the device of the queue with this number, if the queue runs.
 pub(crate) type DeviceOf = Box<dyn Fn(u64) -> Option<String> + Send + Sync>;
 
-/// Whom a thread serves.
+/// The devices that a thread serves.
 pub(crate) enum Serves {
     /// Queues of several devices.
     Queues(DeviceOf),
     /// One device.
     Device(String),
-    /// One device, by a call whose end the host chooses.
+    /// One device, by a call whose duration depends on the host.
     Host(String),
 }
 
@@ -85,7 +88,7 @@ impl std::fmt::Debug for Serves {
 }
 
 impl Serves {
-    /// Ticks in which a thread at work has made no progress, before it is looked at.
+    /// Returns the number of ticks without progress after which the watch reads the thread's state.
     fn stuck_ticks(&self) -> u64 {
         match self {
             Self::Queues(_) | Self::Device(_) => STUCK_TICKS,
@@ -94,17 +97,17 @@ impl Serves {
     }
 }
 
-/// A thread under watch.
+/// The state of a watched thread.
 #[derive(Debug)]
 pub(crate) struct Post {
     serves: Serves,
     thread: OnceLock<i32>,
     beats: AtomicU64,
-    /// The number of the queue whose turn it is; 0: of none.
+    /// The number of the queue whose turn it is; 0: no queue.
     queue: AtomicU64,
     is_held: AtomicBool,
-    /// The beats that the watch saw last, and for how many ticks they were the same. Only the watch
-    /// writes.
+    /// The beats at the last check, and for how many ticks they were the same. Only the watch
+    /// writes them.
     seen: AtomicU64,
     same_ticks: AtomicU64,
     held: Mutex<Option<(Held, Instant)>>,
@@ -118,8 +121,8 @@ fn lock() -> MutexGuard<'static, Vec<Weak<Post>>> {
 }
 
 impl Post {
-    /// A post that no thread has entered yet. Starts the watch, unless it runs: without a thread
-    /// to be had, nobody is named.
+    /// Makes the state for a thread, which calls [`Self::enter`] later. Starts the watch, unless it
+    /// runs: if the system has no thread for the watch, blocked threads are not logged.
     pub(crate) fn new(serves: Serves) -> Arc<Self> {
         let mut posts = lock();
         let _ = WATCH.start();
@@ -138,24 +141,24 @@ impl Post {
         post
     }
 
-    /// The calling thread is the one to be watched.
+    /// Makes the calling thread the watched one.
     pub(crate) fn enter(&self) {
         let _ = self.thread.set(rustix::thread::gettid().as_raw_nonzero().get());
     }
 
-    /// The thread begins to work.
+    /// Call when the thread begins to work.
     pub(crate) fn at_work(&self) {
         self.beats.fetch_add(1, Ordering::SeqCst);
         WATCH.rouse();
     }
 
-    /// The thread goes on working.
+    /// Call when the thread has made progress and still works.
     #[inline]
     pub(crate) fn beat(&self) {
         self.beats.store(self.beats.load(Ordering::Relaxed) + 2, Ordering::Relaxed);
     }
 
-    /// The thread has no work.
+    /// Call when the thread has no work.
     pub(crate) fn at_rest(&self) {
         self.beats.fetch_add(1, Ordering::Release);
     }
@@ -166,23 +169,23 @@ impl Post {
         self.queue.store(queue, Ordering::Relaxed);
     }
 
-    /// The thread works for no single queue.
+    /// The thread works for no single queue from now on.
     #[inline]
     pub(crate) fn serve_all(&self) {
         self.queue.store(0, Ordering::Relaxed);
     }
 
-    /// How often the thread has gone on; odd while it works.
+    /// Returns the beats: they grow with the thread's progress, and are odd while it works.
     pub(crate) fn beats(&self) -> u64 {
         self.beats.load(Ordering::SeqCst)
     }
 
-    /// True while the thread does not come back.
+    /// True while the thread is blocked in a call.
     pub(crate) fn is_held(&self) -> bool {
         self.is_held.load(Ordering::Relaxed)
     }
 
-    /// The device that the thread serves; empty if it serves none or several.
+    /// Returns the device that the thread serves; an empty string if it serves none or several.
     pub(crate) fn device(&self) -> String {
         match &self.serves {
             Serves::Device(name) | Serves::Host(name) => name.clone(),
@@ -192,7 +195,7 @@ impl Post {
         }
     }
 
-    /// Looks at the thread. True if it is at work.
+    /// Checks the thread. Returns true if it works.
     fn look(&self) -> bool {
         let beats = self.beats.load(Ordering::SeqCst);
         if self.seen.swap(beats, Ordering::Relaxed) != beats {
@@ -207,7 +210,7 @@ impl Post {
         beats % 2 == 1
     }
 
-    /// Names the thread, if it sleeps.
+    /// Logs the thread, and lists it as held, if it sleeps in a call.
     fn name(&self) {
         let Some(thread) = self.thread.get() else { return };
         let read = |what: &str| {
@@ -227,7 +230,8 @@ impl Post {
                 let waits = "a host call is blocked; the device waits";
                 tracing::warn!(thread = name, device, state = %state, waits_in, "{waits}");
             }
-            // A janitor serves one device, whose session says so itself when it waits for long.
+            // A janitor serves one device; if it is blocked for long, the device's session logs
+            // that itself.
             Serves::Device(_) => {
                 tracing::info!(thread = name, device, state = %state, waits_in, "{waits}");
             }
@@ -251,13 +255,13 @@ impl Post {
 }
 
 impl Drop for Post {
-    /// A thread that ends as soon as it has come back is told of as well.
+    /// Also log the end for a thread that ends as soon as its call has returned.
     fn drop(&mut self) {
         self.free();
     }
 }
 
-/// Looks at all threads. True if one is at work.
+/// Checks all threads. Returns true if one works.
 fn look() -> bool {
     let posts: Vec<_> = lock().iter().filter_map(Weak::upgrade).collect();
     posts.iter().fold(false, |any, post| post.look() | any)

@@ -29,8 +29,8 @@ const RETRY_DELAY: Duration = Duration::from_millis(50);
 /// The least time between two losses of the interface that are logged.
 const LOG_INTERVAL: Duration = Duration::from_secs(10);
 
-/// What was logged: when the next loss may be logged, the losses since the last that was logged, and
-/// why opening fails.
+/// What was logged: when the next loss may be logged, the number of losses since the last logged
+/// one, and why opening fails.
 #[derive(Debug)]
 pub(super) struct Told {
     losses: Rate,

@@ -1,6 +1,6 @@
-//! Doorbells that no worker touches: the janitor's thread passes their kicks and calls on. They are
-//! no eventfds, or kicks of a front-end whose eventfds have cost a worker too much, or eventfds
-//! that are the kick of another ring as well (`foreign.rs`).
+//! Doorbells that no worker touches: the janitor's thread forwards their kicks and calls. Such a
+//! doorbell is a pipe or a socket; or the kick of a front-end whose eventfds have cost a worker too
+//! much CPU time; or an eventfd that is the kick of another ring as well (`foreign.rs`).
 //!
 //! UML passes pipes and unix sockets as kick and call. A thread that reads or writes a pipe waits
 //! for the pipe's lock, which the front-end can hold; so a worker gets an eventfd of the engine
@@ -10,14 +10,14 @@
 //! kick:  front-end -> pipe or socket -> (thread: drain) -> our eventfd -> worker
 //! call:  worker -> our eventfd -> (thread: read) -> pipe or socket -> front-end
 //! ```
-//! A call by a unix socket needs that only before Linux 6.9: from then on a worker sends it itself
-//! ([`sends_never_wait`]).
+//! A call by a unix socket needs the thread only before Linux 6.9: from then on a worker sends the
+//! call itself ([`sends_never_wait`]).
 //!
 //! Several calls may become one, since a notification carries no count. The thread sleeps in `poll`
-//! only, which takes no lock of a pipe or unix socket that a front-end could hold.
+//! only, and `poll` takes no lock of a pipe or unix socket that a front-end could hold.
 //!
-//! An eventfd is not read: several rings may have it as their kick, and each must hear of every
-//! write. An epoll set for each ring reports a write once (`EPOLLET`).
+//! The thread does not read a front-end's eventfd: several rings may have it as their kick, and
+//! each must notice every write. An epoll set for each ring reports a write once (`EPOLLET`).
 
 use crate::accounts::cpu_time;
 use crate::fds::budget::StandIns;
@@ -31,24 +31,23 @@ use std::mem::MaybeUninit;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-/// Reads from one kick in a row, at most: a front-end that writes without end must not keep the
-/// thread from its other work.
+/// The maximum of reads from one kick in a row: a front-end that writes without end must not keep
+/// the thread from its other work.
 const DRAIN_READS: usize = 1024;
 
-/// A file descriptor as a front-end sent it, which knows the rules of its session
-/// (`foreign.rs`).
+/// A file descriptor that a front-end sent, with access to the rules of its session (`foreign.rs`).
 pub(crate) trait Sent: AsFd {
     /// True if the session ends because one of its eventfds has blocked or held up a thread.
     fn is_blocked(&self) -> bool;
 
-    /// Notes the CPU time that it took to begin to watch the file descriptor.
+    /// Records the CPU time that it took to begin to watch the file descriptor.
     fn note_watch(&self, took: Duration);
 }
 
 /// The kinds of doorbell that no worker touches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum OddKind {
-    /// An eventfd that is no worker's to watch, as a kick.
+    /// An eventfd that is a kick, but that no worker may watch.
     Event,
     Pipe,
     Socket,
@@ -56,9 +55,10 @@ pub(crate) enum OddKind {
 
 #[derive(Debug)]
 enum BridgeDirection {
-    /// From the front-end. `is_over`: its other end is closed and it is empty, so no kick can come.
+    /// The front-end kicks. `is_over`: the other end is closed and the doorbell is empty, so no
+    /// kick can come any more.
     Kick { is_over: bool },
-    /// To the front-end: these bytes are written for each call.
+    /// The back-end calls: the thread writes these bytes for each call.
     Call(Vec<u8>),
 }
 
@@ -67,28 +67,29 @@ enum BridgeDirection {
 struct OddBell<F> {
     id: u64,
     kind: OddKind,
-    /// Reports writes to an eventfd. Dropped before `theirs`, to which it refers.
+    /// An epoll set that reports writes to an eventfd. Dropped before `theirs`, to which the set
+    /// refers.
     set: Option<OwnedFd>,
     theirs: F,
     ours: Arc<OwnedFd>,
     direction: BridgeDirection,
-    /// For `ours` and `set`.
+    /// The permits for the descriptors `ours` and `set`.
     _stand_ins: StandIns,
 }
 
-/// The odd doorbells of a device's sessions. Lives on the janitor's thread.
+/// The odd doorbells of a device's sessions. The janitor's thread owns it.
 #[derive(Debug)]
 pub(crate) struct Bridge<F> {
     last_id: u64,
     bells: Vec<OddBell<F>>,
 }
 
-/// Our side of an odd doorbell.
+/// The back-end's end of an odd doorbell.
 #[derive(Debug)]
 pub(crate) struct OurSide {
     /// The eventfd that a worker watches for a kick, or writes to for a call.
     pub(crate) event: Arc<OwnedFd>,
-    /// The number by which [`Bridge::remove`] finds it.
+    /// The number of the odd doorbell for [`Bridge::remove`].
     pub(crate) id: u64,
 }
 
@@ -103,7 +104,7 @@ impl<F: Sent> Bridge<F> {
         self.bells.is_empty()
     }
 
-    /// Takes a pipe or socket that the front-end rings as its kick.
+    /// Adds an odd doorbell that the front-end rings as its kick.
     ///
     /// # Errors
     /// Those of [`Self::add`].
@@ -111,7 +112,7 @@ impl<F: Sent> Bridge<F> {
         self.add(fd, kind, BridgeDirection::Kick { is_over: false })
     }
 
-    /// Takes a pipe or socket to which `bytes` are written whenever our end is rung.
+    /// Adds a pipe or socket. The thread writes `bytes` to it whenever a worker rings our end.
     ///
     /// # Errors
     /// Those of [`Self::add`].
@@ -124,10 +125,12 @@ impl<F: Sent> Bridge<F> {
         self.add(fd, kind, BridgeDirection::Call(bytes))
     }
 
+    /// Adds an odd doorbell.
+    ///
     /// # Errors
-    /// `EMFILE`, `ENFILE` or `ENOMEM`: the system has no eventfd to give, or front-ends have all
-    /// the fds that the budget allows. `ENOBUFS`: a call has more to be read than it should hold.
-    /// The error of `fcntl` or `shutdown`.
+    /// `EMFILE`, `ENFILE` or `ENOMEM`: the system has no eventfd to spare, or front-ends have all
+    /// the descriptors that the budget allows. `ENOBUFS`: the front-end has put more into a call
+    /// than it should hold. The error of `fcntl` or `shutdown`.
     fn add(
         &mut self,
         theirs: F,
@@ -160,13 +163,13 @@ impl<F: Sent> Bridge<F> {
         Ok(side)
     }
 
-    /// Removes an odd doorbell. Its last call is not lost: the thread passes calls on before each
-    /// of its jobs, of which this is one.
+    /// Removes an odd doorbell. Its last call is not lost: the thread forwards calls before each of
+    /// its jobs, and the removal is a job.
     pub(crate) fn remove(&mut self, id: u64) {
         self.bells.retain(|bell| bell.id != id);
     }
 
-    /// Passes on the kicks and calls that have come, without waiting.
+    /// Forwards the kicks and calls that have arrived, without waiting.
     pub(crate) fn pass_on(&mut self) {
         if self.bells.is_empty() {
             return;
@@ -185,7 +188,8 @@ impl<F: Sent> Bridge<F> {
         }
     }
 
-    /// Sleeps until a kick or call comes, or `wake` is written to; for `most` at most.
+    /// Sleeps until a kick or call arrives, or until another thread writes to `wake`; for `most` at
+    /// most.
     pub(crate) fn wait(&self, wake: BorrowedFd<'_>, most: Option<Duration>) {
         let mut fds: Vec<_> = self.bells.iter().map(OddBell::watched).collect();
         fds.push(PollFd::from_borrowed_fd(wake, PollFlags::IN));
@@ -200,13 +204,14 @@ impl<F: Sent> OddBell<F> {
         self.theirs.as_fd()
     }
 
-    /// The file descriptor that becomes readable when the front-end has kicked.
+    /// Returns the file descriptor that becomes readable when the front-end has kicked.
     fn kicked(&self) -> BorrowedFd<'_> {
         self.set.as_ref().map_or_else(|| self.fd(), AsFd::as_fd)
     }
 
-    /// The fd to poll. A kick that is over would be ready for ever. The engine's eventfd takes its
-    /// place in the list, polled for nothing but errors, which it never has.
+    /// Returns the descriptor to poll. A kick that is over would be ready for ever: in that case
+    /// the engine's eventfd is polled for nothing but errors, which it never has, so that the list
+    /// keeps its order.
     fn watched(&self) -> PollFd<'_> {
         let is_costly = self.kind == OddKind::Event && self.theirs.is_blocked();
         match self.direction {
@@ -222,13 +227,13 @@ impl<F: Sent> OddBell<F> {
         if let BridgeDirection::Call(bytes) = &self.direction {
             let _ = rustix::io::read(&self.ours, &mut [0; 8]);
             // EAGAIN: the pipe is full, so the front-end has a call to read already. EPIPE: the
-            // front-end is gone.
+            // front-end has closed its end.
             let _ = self.write(bytes);
             return;
         }
         let gone = PollFlags::HUP | PollFlags::ERR | PollFlags::NVAL;
-        // Read while there is something to read, also behind the end: a socket that holds unread
-        // messages keeps the files open that were sent with them.
+        // Read while there is something to read, also after the front-end has closed its end: a
+        // socket that holds unread messages keeps the files open that were sent with them.
         let mut is_over = events.intersects(gone) && !events.contains(PollFlags::IN);
         if events.contains(PollFlags::IN) {
             let drained = self.drain();
@@ -251,7 +256,7 @@ impl<F: Sent> OddBell<F> {
         }
     }
 
-    /// Reads the bytes that the front-end has written, and throws them away.
+    /// Reads the bytes that the front-end has written, and discards them.
     fn drain(&self) -> Drained {
         if let Some(set) = &self.set {
             let mut event = [MaybeUninit::uninit()];
@@ -278,7 +283,8 @@ impl<F: Sent> OddBell<F> {
 }
 
 /// Makes an epoll set that reports each write to the eventfd once. Adding the eventfd waits for the
-/// lock under which others walk its waiters: if that takes far too long, the session ends.
+/// lock under which other threads walk the eventfd's waiters: if that takes far too long, the
+/// session ends.
 fn set_of(eventfd: &impl Sent) -> Result<OwnedFd, Errno> {
     let set = epoll::create(epoll::CreateFlags::CLOEXEC)?;
     let flags = epoll::EventFlags::IN | epoll::EventFlags::ET;
@@ -292,13 +298,13 @@ fn set_of(eventfd: &impl Sent) -> Result<OwnedFd, Errno> {
 enum Drained {
     /// Nothing: a socket that was shut down, or that listens, is readable for ever.
     Nothing,
-    /// All that was written.
+    /// Everything that the front-end had written.
     All,
     /// [`DRAIN_READS`] times a full buffer: there may be more.
     Some,
 }
 
-/// Lets nobody send anything to a socket to which the back-end only writes, and throws away what
+/// Shuts the receiving direction of a socket to which the back-end only writes, and discards what
 /// was sent before: an unread message with file descriptors keeps these open, which may include the
 /// front-end's end of the session's socket.
 pub(crate) fn refuse_input(socket: &impl Sent) -> Result<(), Errno> {
@@ -318,13 +324,14 @@ pub(crate) fn refuse_input(socket: &impl Sent) -> Result<(), Errno> {
     Err(Errno::NOBUFS)
 }
 
-/// The first release of Linux in which a sender to a unix socket does not collect the sockets'
-/// garbage.
+/// The first release of Linux in which a sender to a unix socket does not collect the garbage of
+/// sockets in flight.
 const SENDS_NEVER_WAIT: [u32; 2] = [6, 9];
 
-/// True if a message without file descriptors is sent to a unix socket, or refused because that is
-/// full, without waiting for anybody. Before Linux 6.9 a sender waits while the kernel collects the
-/// garbage of sockets that are sent in messages, and a front-end can make it collect for long.
+/// True if sending a message without file descriptors to a unix socket never waits; if the socket
+/// is full, the kernel refuses the message. Before Linux 6.9 a sender waits while the kernel
+/// collects the garbage of sockets that are sent in messages, and a front-end can make that
+/// collection last long.
 pub(crate) fn sends_never_wait() -> bool {
     static NEVER: OnceLock<bool> = OnceLock::new();
     *NEVER.get_or_init(|| {
@@ -333,22 +340,22 @@ pub(crate) fn sends_never_wait() -> bool {
     })
 }
 
-/// True if this release of the kernel is `least`, or a later one.
+/// True if this release of the kernel is `least` or later.
 fn since(release: &str, least: [u32; 2]) -> bool {
     let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map_while(|n| n.parse().ok());
     let version: [u32; 2] = [numbers.next().unwrap_or(0), numbers.next().unwrap_or(0)];
     version >= least
 }
 
-/// The offset of a read or write that has none.
+/// The offset for a read or write without an offset.
 const NO_OFFSET: u64 = u64::MAX;
 
-/// Reads from a pipe without waiting, whatever the front-end has done to its `O_NONBLOCK`.
+/// Reads from a pipe without waiting, even if the front-end has cleared `O_NONBLOCK`.
 ///
 /// The pipe is not opened anew for an `O_NONBLOCK` of its own: that would use this process's rights
-/// to open a pipe that the front-end may be unable to open. Before Linux 6.4 a pipe does not know
-/// `RWF_NOWAIT`: there a front-end that clears the flag can block this thread, the janitor's of its
-/// own device, and no other, until the janitor is interrupted.
+/// to open a pipe that the front-end may be unable to open. Before Linux 6.4 the kernel has no
+/// `RWF_NOWAIT` for pipes: there a front-end that clears the flag can block this thread, the
+/// janitor's of its own device, and no other thread, until the janitor is interrupted.
 fn read_pipe(fd: BorrowedFd<'_>, bytes: &mut [u8]) -> Result<usize, Errno> {
     let mut buffers = [IoSliceMut::new(bytes)];
     match rustix::io::preadv2(fd, &mut buffers, NO_OFFSET, ReadWriteFlags::NOWAIT) {

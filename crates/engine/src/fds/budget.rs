@@ -1,19 +1,20 @@
-//! The budget of file descriptors of all front-ends together: parts of it that are set apart for
-//! one device, and the part of one message.
+//! The budget of file descriptors of all front-ends together: the permits that are set apart for
+//! one device, and those that are set apart for one message.
 
 use rustix::io::Errno;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock};
 use tokio::sync::{Semaphore, SemaphorePermit};
 
-/// File descriptors of one message at most (`SCM_MAX_FD` of the kernel).
+/// The maximum of file descriptors in one message (`SCM_MAX_FD` of the kernel).
 pub const MESSAGE_FDS_MAX: usize = 253;
-/// Jobs that may wait for a janitor before its session receives the next message. Each may be the
-/// close of a file descriptor that still counts, so the budget has room for this number of them.
+/// The maximum of jobs that may wait for a janitor before its session receives the next message.
+/// Each job may be the close of a file descriptor that still has a permit, so the budget is large
+/// enough for as many more.
 pub(super) const JOBS_MAX: usize = 64;
 
-/// How many permits the budget has: the limit of open files, less a quarter of it (and no fewer
-/// than 256) for our own.
+/// Returns how many permits the budget has: the limit of open files, less a quarter of it (and no
+/// fewer than 256) for our own.
 fn size() -> usize {
     static SIZE: OnceLock<usize> = OnceLock::new();
     *SIZE.get_or_init(|| {
@@ -25,24 +26,25 @@ fn size() -> usize {
     })
 }
 
-/// Permits for file descriptors of front-ends.
+/// Returns the permits for file descriptors of front-ends.
 fn budget() -> &'static Semaphore {
     static BUDGET: OnceLock<Semaphore> = OnceLock::new();
     BUDGET.get_or_init(|| Semaphore::new(size()))
 }
 
-/// A part of the budget that is set apart for the descriptors that are kept of one device: however
-/// many those of other domains are, it is there.
+/// Permits of the budget that are set apart for the descriptors that the daemon keeps for one
+/// device: a device has these permits however many descriptors other domains have.
 #[derive(Debug)]
 pub struct Reserve(Arc<Part>);
 
-/// The descriptors that the devices of one domain have beyond their parts. They come from what is
-/// left of the budget, and are never more than what they leave there: so a domain that keeps as
-/// many as it can leaves others half of it.
+/// The permits that the devices of one domain have in addition to their reserves. The permits come
+/// from the free rest of the budget. A domain gets another one only while it has no more of them
+/// than the budget has free: so even a domain that takes all it can get leaves others half of the
+/// rest.
 #[derive(Clone, Debug)]
 pub struct Surplus(Arc<Part>);
 
-/// Permits that are free.
+/// Counts free permits.
 #[derive(Debug)]
 struct Part {
     free: AtomicU32,
@@ -62,7 +64,7 @@ impl Surplus {
         Arc::strong_count(&self.0) > 1
     }
 
-    /// The descriptors that the domain has beyond the parts of its devices.
+    /// Returns how many permits the domain has in addition to its devices' reserves.
     #[must_use]
     pub fn taken(&self) -> u32 {
         u32::MAX - self.0.free.load(Ordering::Relaxed)
@@ -70,8 +72,8 @@ impl Surplus {
 }
 
 impl Reserve {
-    /// Sets this many permits apart; at most one in 64 of the budget, and no more than leave a
-    /// quarter of it to all.
+    /// Sets `count` permits apart for a device; at most one in 64 of the budget, and only so many
+    /// that a quarter of the budget stays for all.
     #[must_use]
     pub fn of(count: usize) -> Self {
         let left = budget().available_permits().saturating_sub(size() / 4);
@@ -81,14 +83,15 @@ impl Reserve {
         Self(Arc::new(Part { free, _permit: permit }))
     }
 
-    /// The permits of the part that are free.
+    /// Returns how many permits of the reserve are free.
     #[must_use]
     pub fn free(&self) -> usize {
         self.0.free.load(Ordering::Relaxed) as usize
     }
 
-    /// Room for this many descriptors that are here already: of the part, and then of the
-    /// surplus of the domain that sent them. `None` if there is too little.
+    /// Returns permits for `count` descriptors that this process already has: permits of the
+    /// reserve, then of the surplus of the domain that sent the descriptors. `None` if there are
+    /// too few.
     #[must_use]
     pub fn room(&self, count: usize, surplus: &Surplus) -> Option<FdReservation> {
         let count = u32::try_from(count).ok()?;
@@ -107,7 +110,7 @@ impl Reserve {
     }
 }
 
-/// Permits of a part, which gets them back on drop.
+/// Permits of a reserve or surplus, which gets them back on drop.
 #[derive(Debug)]
 pub(super) struct Share {
     part: Arc<Part>,
@@ -115,7 +118,7 @@ pub(super) struct Share {
 }
 
 impl Share {
-    /// As many of `count` as are free.
+    /// Takes `count` permits, or as many as are free.
     fn of(part: &Arc<Part>, count: u32) -> Self {
         let (take, order) = (|free: u32| Some(free - free.min(count)), Ordering::Relaxed);
         let free = part.free.fetch_update(order, order, take);
@@ -134,18 +137,20 @@ impl Drop for Share {
     }
 }
 
-/// The permit for one descriptor: of a part, of all, or of both.
+/// The permit for one descriptor: of a reserve, of the common budget, or of both.
 pub(super) type Permit = (Option<Share>, Option<SemaphorePermit<'static>>);
 
 /// Permits for file descriptors that this process makes in the place of a front-end's, or copies
-/// because of a front-end. They come from the budget of front-ends, which could otherwise use up
-/// the descriptors that the daemon keeps for itself. The budget gets them back on drop.
+/// because of a front-end. They come from the budget of front-ends: otherwise front-ends could use
+/// up the descriptors that the daemon keeps for itself. The budget gets them back on drop.
 #[derive(Debug)]
 pub struct StandIns {
     _permit: SemaphorePermit<'static>,
 }
 
 impl StandIns {
+    /// Takes `count` permits.
+    ///
     /// # Errors
     /// `EMFILE`: front-ends already have all the file descriptors that the budget allows.
     pub fn take(count: u32) -> Result<Self, Errno> {
@@ -153,7 +158,8 @@ impl StandIns {
         Ok(Self { _permit: permit })
     }
 
-    /// For descriptors that are here already and have to stay: as many permits as there are.
+    /// Takes permits for `count` descriptors that this process already has and must keep: fewer, if
+    /// fewer are free.
     #[must_use]
     pub fn up_to(count: u32) -> Self {
         let mut count = count;
@@ -167,11 +173,11 @@ impl StandIns {
     }
 }
 
-/// FdReservation for the file descriptors of one message.
+/// Permits for the file descriptors of one message.
 ///
-/// If a process has no number left for an fd, the kernel closes that fd on the thread that receives
-/// the message, and such a close may block. Therefore nobody receives a message with fds unless
-/// there is room for [`MESSAGE_FDS_MAX`] of them.
+/// If a process has no number left for a descriptor, the kernel closes that descriptor on the
+/// thread that receives the message, and such a close may block. Therefore a session receives a
+/// message with descriptors only when it has permits for [`MESSAGE_FDS_MAX`] of them.
 #[derive(Debug, Default)]
 pub struct FdReservation {
     own: Option<Share>,
@@ -179,25 +185,26 @@ pub struct FdReservation {
     common: Option<SemaphorePermit<'static>>,
 }
 
-/// Permits for a message with [`MESSAGE_FDS_MAX`] fds.
+/// Permits for a message with [`MESSAGE_FDS_MAX`] descriptors.
 const ROOM: u32 = 253;
 const _: () = assert!(ROOM as usize == MESSAGE_FDS_MAX);
 
 impl FdReservation {
-    /// Waits until there is room for a message. Other sessions may keep their fds for ever: call
-    /// this with a timeout.
+    /// Waits until there are permits for a message. Other sessions may keep their descriptors for
+    /// ever: call this with a timeout.
     pub async fn for_message() -> Self {
         Self { common: budget().acquire_many(ROOM).await.ok(), ..Self::default() }
     }
 
-    /// FdReservation for a message; `None` if there is too little now.
+    /// Returns the permits for a message; `None` if too few are free now.
     #[must_use]
     pub fn at_once() -> Option<Self> {
         let common = budget().try_acquire_many(ROOM).ok()?;
         Some(Self { common: Some(common), ..Self::default() })
     }
 
-    /// The permit for one of the message's descriptors; `None` once all of the room is split off.
+    /// Splits off the permit for one of the message's descriptors; `None` once all permits are
+    /// split off.
     pub(super) fn split(&mut self) -> Option<Permit> {
         if let Some(own) = self.own.as_mut().and_then(Share::split) {
             return Some((Some(own), None));
@@ -206,7 +213,7 @@ impl FdReservation {
         Some((self.surplus.as_mut().and_then(Share::split), Some(common)))
     }
 
-    /// For a message that has no file descriptors.
+    /// Returns the reservation of a message that has no file descriptors.
     #[must_use]
     pub fn none() -> Self {
         Self::default()

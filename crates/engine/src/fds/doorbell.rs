@@ -1,16 +1,17 @@
-//! Kick, call, err and the back-end channel: file descriptors of a front-end, checked at the door.
+//! Kick, call, err and the back-end channel: file descriptors of a front-end, which are checked
+//! before use.
 //!
 //! The event channel of a Xen queue is both its kick and its call: two eventfds of the simulated
 //! Xen, or a port of the event device.
 //!
-//! QEMU passes eventfds. UML passes "pipes", each of which is a pair of unix sockets or a pipe.
-//! Anything else is refused. A worker only touches eventfds and sockets that are calls: the
+//! QEMU passes eventfds. UML passes "pipes", each of which is a pair of unix sockets or a pipe. Any
+//! other kind is refused. A worker only touches eventfds, and sockets that are calls: either the
 //! front-end's own, guarded by the sentry (`sentry.rs`), or an eventfd of the engine that stands
 //! for another doorbell (`bridge.rs`).
 //!
-//! The daemon may have rights that the front-end lacks, so nothing that a front-end sends is opened
-//! again by its path, and a descriptor must carry the access that it is used for. A pipe or socket
-//! must be anonymous: behind a name could be a stranger, or the session's own socket
+//! The daemon may have rights that the front-end lacks. So the daemon never opens a front-end's
+//! file again by its path, and a descriptor must carry the access for which it is used. A pipe or
+//! socket must be anonymous: a name could lead to another program's socket, or to the session's own
 //! (docs/design/0014).
 
 use crate::accounts::cpu_time;
@@ -33,7 +34,7 @@ pub enum DoorbellError {
     /// Neither an eventfd nor a pipe nor a unix socket.
     #[error("the file descriptor is neither an eventfd nor a pipe nor a unix socket")]
     Kind,
-    /// It was opened with `O_PATH`, or without the right to read (a kick) or to write.
+    /// The descriptor was opened with `O_PATH`, or without the right to read (a kick) or to write.
     #[error("the file descriptor does not carry the access that its use needs")]
     Access,
     /// A pipe or unix socket that has a name, or whose peer has one.
@@ -42,10 +43,10 @@ pub enum DoorbellError {
     /// The session's own socket, or its peer.
     #[error("the file descriptor is an end of the session's own socket")]
     Session,
-    /// The system refused to tell its kind, or to make it non-blocking.
+    /// A system call that reads the descriptor's kind, or makes it non-blocking, failed.
     #[error("the file descriptor cannot be used: {0}")]
     System(Errno),
-    /// The system had no thread to check it.
+    /// The system had no thread to check the descriptor.
     #[error("no thread to check the file descriptor")]
     NoThread,
 }
@@ -56,15 +57,15 @@ impl From<Errno> for DoorbellError {
     }
 }
 
-/// The file behind a doorbell, by who made it.
+/// The file of a doorbell, by who made the file.
 #[derive(Debug)]
 enum BellFile {
     /// An eventfd that this process has made.
     Own(OwnedFd),
-    /// An eventfd that a domain of the simulated Xen may hold too, and whether a write to it has
-    /// blocked.
+    /// An eventfd that a domain of the simulated Xen may have open too, and whether a write to it
+    /// has blocked.
     Shared(OwnedFd, AtomicBool),
-    /// The front-end's eventfd, or the unix socket that it sent as a call.
+    /// The front-end's eventfd, or the unix socket that the front-end sent as a call.
     Foreign(Arc<Theirs>),
     /// The engine's eventfd that stands for a pipe or socket of the front-end (`bridge.rs`).
     Bridged(OurEnd),
@@ -83,8 +84,8 @@ impl AsFd for BellFile {
     }
 }
 
-/// Our end of an odd doorbell, as its worker holds it. When it is dropped, the janitor closes the
-/// odd doorbell.
+/// Our end of an odd doorbell, which a worker uses. Dropping it has the janitor close the odd
+/// doorbell.
 #[derive(Debug)]
 struct OurEnd {
     side: OurSide,
@@ -115,8 +116,8 @@ enum Use {
 /// `f_type` of the kernel's own mount of anonymous pipes. A FIFO lies on the mount of its name.
 const PIPEFS: u64 = 0x5049_5045;
 
-/// The kind of a doorbell that is no eventfd; `None`: it is an eventfd. May block, so only the
-/// janitor's thread may call it for an fd of a front-end.
+/// Returns the kind of a doorbell; `None` if it is an eventfd. May block, so only the janitor's
+/// thread may call this for a descriptor of a front-end.
 fn kind_of(fd: &impl AsFd, used: Use) -> Result<Option<OddKind>, DoorbellError> {
     let flags = rustix::fs::fcntl_getfl(fd)?;
     let other = if used == Use::Kick { OFlags::RDONLY } else { OFlags::WRONLY };
@@ -141,7 +142,7 @@ fn kind_of(fd: &impl AsFd, used: Use) -> Result<Option<OddKind>, DoorbellError> 
     }
 }
 
-/// The number by which the kernel tells eventfds apart. May block, as [`kind_of`].
+/// Returns the number by which the kernel tells eventfds apart. May block, as [`kind_of`] may.
 fn eventfd_id(fd: &impl AsFd) -> Result<u64, DoorbellError> {
     let path = format!("/proc/self/fdinfo/{}", fd.as_fd().as_raw_fd());
     let info = std::fs::read_to_string(path).map_err(|error| {
@@ -152,19 +153,20 @@ fn eventfd_id(fd: &impl AsFd) -> Result<u64, DoorbellError> {
     id.and_then(|id| id.trim().parse().ok()).ok_or(DoorbellError::Kind)
 }
 
-/// Checks that a unix socket was made by `socketpair`: neither it nor its peer has a name. A client
-/// of a listening socket has a peer with a name, and what `accept` returns has one itself.
+/// Checks that a unix socket was made by `socketpair`: neither the socket nor its peer has a name.
+/// A client of a listening socket has a peer with a name, and a socket that `accept` returns has a
+/// name itself.
 fn check_socket(fd: &impl AsFd) -> Result<(), DoorbellError> {
     if rustix::net::sockopt::socket_type(fd)? != SocketType::STREAM {
         return Err(DoorbellError::Kind);
     }
     let is_unnamed = |address: SocketAddrAny| -> bool {
-        // `sun_family` alone: the kernel knows no name.
+        // The address is `sun_family` alone: the socket has no name.
         usize::try_from(address.addr_len()).is_ok_and(|len| len <= size_of::<u16>())
     };
     let is_pair = match rustix::net::getpeername(fd) {
         Ok(peer) => peer.is_none_or(is_unnamed),
-        // It is not connected: it may listen, or be connected to somebody later.
+        // The socket is not connected: it may listen, or be connected to another program later.
         Err(Errno::NOTCONN) => false,
         Err(errno) => return Err(errno.into()),
     };
@@ -181,13 +183,13 @@ fn make_nonblocking(fd: &impl AsFd) -> Result<(), Errno> {
     rustix::fs::fcntl_setfl(fd, flags | OFlags::NONBLOCK)
 }
 
-/// Available buffer notifications of a queue. Its eventfd is watched and never read; a port of Xen
-/// is read at each event (`hear`). A clone is the same doorbell.
+/// The available buffer notifications of a queue. A worker watches the eventfd and never reads it,
+/// but reads a port of Xen at each event (`hear`). A clone is the same doorbell.
 #[derive(Clone, Debug)]
 pub struct Kick(Arc<BellFile>);
 
 impl Kick {
-    /// Takes an eventfd of this process, for a queue without a front-end.
+    /// Makes the kick of a queue without a front-end from an eventfd of this process.
     ///
     /// # Errors
     /// [`DoorbellError::Kind`] if the file descriptor is no eventfd.
@@ -200,9 +202,9 @@ impl Kick {
     }
 
     /// Checks the file descriptor that a front-end sent as the kick of `ring`. A worker watches an
-    /// eventfd for one ring of a session only: beginning or ending a watch can be made to take
-    /// long, and must not take long once for each ring. The janitor watches the eventfd for the
-    /// other rings.
+    /// eventfd for one ring of a session only: a front-end can make beginning or ending a watch
+    /// slow, and that cost must not be paid once for each ring. The janitor watches the eventfd for
+    /// the other rings.
     ///
     /// # Errors
     /// [`DoorbellError`].
@@ -222,13 +224,14 @@ impl Kick {
         bell.await.unwrap_or(Err(DoorbellError::NoThread)).map(Self::of)
     }
 
-    /// The events of a Xen queue's channel.
+    /// Makes a kick of the events of a Xen queue's channel.
     #[must_use]
     pub fn of_port(port: Arc<EventPort>) -> Self {
         Self::of(BellFile::Port(port))
     }
 
-    /// Takes an event that was seen. An event of a Xen port masks the port until it is taken.
+    /// Accepts an event that the worker has noticed. A Xen port is masked from an event until the
+    /// event is accepted.
     #[inline]
     pub(crate) fn hear(&self) {
         if let BellFile::Port(port) = &*self.0 {
@@ -236,9 +239,9 @@ impl Kick {
         }
     }
 
-    /// Has a worker begin or end to watch the kick by `call`. If that takes far too much CPU time,
-    /// the session ends: the front-end has put very many waiters on the eventfd, and walks them all
-    /// the time.
+    /// Makes `call`, in which a worker begins or ends to watch the kick. If that takes far too much
+    /// CPU time, the session ends: the front-end has put very many waiters on the eventfd, and
+    /// walks them all the time.
     pub(crate) fn touched<T>(
         &self,
         io: &mut QueueIo<'_>,
@@ -254,8 +257,7 @@ impl Kick {
         result
     }
 
-    /// True if the driver has kicked at any time before: an eventfd that is never read stays
-    /// readable.
+    /// True if the driver has ever kicked: an eventfd that is never read stays readable.
     pub(crate) fn keeps(&self) -> bool {
         use rustix::event::{PollFd, PollFlags, Timespec, poll};
         let mut fds = [PollFd::new(self, PollFlags::IN)];
@@ -269,13 +271,13 @@ impl AsFd for Kick {
     }
 }
 
-/// Used buffer notifications of a queue, or its error notifications.
+/// The used buffer notifications of a queue, or its error notifications.
 #[derive(Debug)]
 pub struct Call(BellFile);
 
 impl Call {
-    /// Takes an eventfd of this process, for a queue without a front-end, or that of an event
-    /// channel of the simulated Xen.
+    /// Makes a call from an eventfd of this process, for a queue without a front-end, or from the
+    /// eventfd of an event channel of the simulated Xen.
     ///
     /// # Errors
     /// [`DoorbellError::Kind`] if the file descriptor is no eventfd, [`DoorbellError::System`] if
@@ -288,7 +290,7 @@ impl Call {
         }
     }
 
-    /// Signals the other end of a Xen queue's channel.
+    /// Makes a call that signals the other end of a Xen queue's channel.
     #[must_use]
     pub fn of_port(port: Arc<EventPort>) -> Self {
         Self(BellFile::Port(port))
@@ -320,13 +322,15 @@ impl Call {
 
     /// Rings. If the eventfd is full, its reader has a notification to read already.
     ///
-    /// A full eventfd that the front-end has made blocking holds this thread for some milliseconds,
-    /// once: then the session is told to end, and none of its eventfds is written any more. A
-    /// domain of the simulated Xen that does so gets no more events by this channel.
+    /// A full eventfd that the front-end has made blocking blocks this thread for some
+    /// milliseconds, once: then the session is told to end, and this process writes to none of its
+    /// eventfds any more. If a domain of the simulated Xen does so, its event channel is not
+    /// signalled any more.
     ///
-    /// A write also walks all waiters that the front-end has put on the eventfd. The clock is not
-    /// read for each: a write that the sentry sees makes the next ones be measured. After a long
-    /// one the janitor makes the others; a longer one ends the session ([`crate::Origin`]).
+    /// A write also walks all waiters that the front-end has put on the eventfd. Reading the clock
+    /// at each write would cost too much: only after the sentry has seen a write under way, the CPU
+    /// time of the next writes is measured. After a long write the janitor makes the further ones;
+    /// a longer one ends the session ([`crate::Origin`]).
     #[inline(always)]
     #[allow(clippy::inline_always, reason = "on the way of every turn that answers something")]
     pub fn ring(&self) {
@@ -343,13 +347,14 @@ impl Call {
         }
     }
 
-    /// True for a pipe or a socket: a front-end that is User Mode Linux can miss a call.
+    /// True for a pipe or a socket: a front-end that is User Mode Linux can miss such a call.
     pub(crate) fn may_be_missed(&self) -> bool {
         matches!(&self.0, BellFile::Foreign(theirs) if theirs.is_socket)
             || matches!(&self.0, BellFile::Bridged(_))
     }
 
-    /// Rings from a thread that must not pay for the waiters of a front-end: its janitor writes.
+    /// Rings from a thread that must not spend CPU time on a front-end's waiters: the janitor
+    /// writes.
     pub fn ring_aside(&self) {
         match &self.0 {
             BellFile::Foreign(theirs) if theirs.fd.origin().is_blocked() => {}
@@ -364,7 +369,8 @@ impl Call {
 struct Theirs {
     fd: ForeignFd,
     is_socket: bool,
-    /// The janitor has a write among its jobs: that one is enough for all calls until it is done.
+    /// True while a write to this doorbell is among the janitor's jobs: one write is enough for all
+    /// calls until then.
     is_passed_on: AtomicBool,
 }
 
@@ -374,7 +380,8 @@ impl Theirs {
         BellFile::Foreign(Arc::new(Self { fd, is_socket, is_passed_on }))
     }
 
-    /// True if a plain write is not enough: the doorbell is a socket, or its writes have been odd.
+    /// True if a plain write is not enough: the doorbell is a socket, or writes to it have been
+    /// slow or blocked.
     #[inline]
     fn is_odd(&self) -> bool {
         self.is_socket || self.fd.origin().next_write().is_some()
@@ -385,7 +392,7 @@ impl Theirs {
         if self.is_socket { sentry::send(fd, 1) } else { sentry::write(fd, 1) }
     }
 
-    /// Writes now, and notes how much CPU time that has taken.
+    /// Writes now, and records the CPU time of the write.
     fn write_measured(&self) {
         let origin = self.fd.origin();
         let before = cpu_time();
@@ -398,7 +405,7 @@ impl Theirs {
         }
     }
 
-    /// Lets the janitor write to the front-end's doorbell.
+    /// Has the janitor write to the front-end's doorbell.
     fn pass_on(self: &Arc<Self>) {
         if self.is_passed_on.swap(true, Ordering::AcqRel) {
             return;
@@ -414,9 +421,8 @@ impl Theirs {
 }
 
 impl BellFile {
-    /// Rings a doorbell that nobody else can make blocking: an eventfd of this process, or a port
-    /// of Xen. This is a function of its own, so that [`Call::ring`] stays small enough to be
-    /// inlined.
+    /// Rings a doorbell that no other process can make blocking: an eventfd of this process, or a
+    /// port of Xen. A separate function, so that [`Call::ring`] stays small enough to be inlined.
     #[inline(never)]
     fn ring(&self) {
         match self {
@@ -425,7 +431,7 @@ impl BellFile {
         }
     }
 
-    /// Rings a doorbell whose writes have been odd before, or which is a socket.
+    /// Rings a doorbell that is a socket, or whose writes have been slow or blocked before.
     #[cold]
     #[inline(never)]
     fn ring_odd(&self) {
@@ -442,7 +448,7 @@ impl BellFile {
         }
     }
 
-    /// Notes that a write to the eventfd has blocked, or was seen by the sentry.
+    /// Records that a write to the eventfd has blocked, or that the sentry saw it under way.
     #[cold]
     #[inline(never)]
     fn tell_odd(&self, odd: Odd) {
@@ -463,7 +469,7 @@ impl BellFile {
     }
 }
 
-/// The back-end request channel, by which one fixed message is sent whenever it is due.
+/// The back-end request channel of a front-end, by which the back-end sends one fixed message.
 #[derive(Debug)]
 pub struct Channel(OurEnd);
 
@@ -471,7 +477,8 @@ impl Channel {
     /// Checks the back-end channel of a front-end.
     ///
     /// # Errors
-    /// [`DoorbellError`]; [`DoorbellError::Kind`] for an eventfd too, which carries no messages.
+    /// [`DoorbellError`]; [`DoorbellError::Kind`] for an eventfd too, since an eventfd carries no
+    /// messages.
     pub async fn of_front_end(fd: ForeignFd, message: Vec<u8>) -> Result<Self, DoorbellError> {
         let janitor = fd.origin().janitor().clone();
         let theirs = janitor.clone();

@@ -1,9 +1,10 @@
-//! Which unix sockets are sessions of this process, and whether a doorbell is an end of one.
+//! Keeps a list of the unix sockets of this process's sessions, and finds whether a doorbell is an
+//! end of one.
 //!
-//! A front-end that gives its own end of the session's socket as a doorbell would make this process
-//! hold that end open: the session would never see that its front-end has left. Sockets with names
-//! are refused before this is asked (`doorbell.rs`); the remaining case is a session on a socket
-//! pair that was handed in.
+//! If a front-end sends its own end of the session's socket as a doorbell, this process holds that
+//! end open: the session would never see that its front-end has left. Sockets with names are
+//! refused before this check (`doorbell.rs`); the remaining case is a session on an inherited
+//! socket pair.
 
 use rustix::fd::AsFd;
 use rustix::io::Errno;
@@ -13,12 +14,12 @@ use std::sync::{Mutex, PoisonError};
 /// Inodes of the sockets of all sessions of this process.
 static SESSIONS: Mutex<Vec<u64>> = Mutex::new(Vec::new());
 
-/// A socket that is known as that of a session, until this is dropped.
+/// Keeps a socket in the list of sessions' sockets until this is dropped.
 #[derive(Debug)]
 pub struct SessionSocket(u64);
 
 impl SessionSocket {
-    /// Takes note of a session's socket.
+    /// Adds a session's socket to the list.
     #[must_use]
     pub fn new(socket: impl AsFd) -> Self {
         let inode = rustix::fs::fstat(socket).map_or(0, |stat| stat.st_ino);
@@ -36,8 +37,8 @@ impl Drop for SessionSocket {
     }
 }
 
-/// True if `socket` is the socket of a session, or the other end of one. Where the kernel does not
-/// tell the other end (no `unix_diag`, another network namespace), it is taken for none.
+/// True if `socket` is the socket of a session, or the other end of one. Returns false if the
+/// kernel does not report the other end (no `unix_diag`, another network namespace).
 ///
 /// # Errors
 /// That of `fstat`.
@@ -55,7 +56,7 @@ const UNIX_DIAG_PEER: u16 = 2;
 const HEADER_SIZE: usize = 16;
 const DIAG_SIZE: usize = 16;
 
-/// The inode of the socket at the other end of the unix socket `inode` (sock_diag(7)).
+/// Returns the inode of the socket at the other end of the unix socket `inode` (sock_diag(7)).
 fn peer_of(inode: u64) -> Result<Option<u64>, Errno> {
     let flags = SocketFlags::CLOEXEC;
     let kind = (AddressFamily::NETLINK, SocketType::RAW, Some(netlink::SOCK_DIAG));
@@ -66,7 +67,7 @@ fn peer_of(inode: u64) -> Result<Option<u64>, Errno> {
     request.extend([SOCK_DIAG_BY_FAMILY, NLM_F_REQUEST].map(u16::to_ne_bytes).concat());
     request.extend([0; 8]);
     request.extend([1, 0, 0, 0]);
-    // Of a socket in any state, whatever its cookie.
+    // The request selects sockets in any state, with any cookie.
     request.extend(
         [u32::MAX, inode, UDIAG_SHOW_PEER, u32::MAX, u32::MAX].map(u32::to_ne_bytes).concat(),
     );
@@ -76,7 +77,7 @@ fn peer_of(inode: u64) -> Result<Option<u64>, Errno> {
     Ok(peer_in(&answer[..len]).map(u64::from))
 }
 
-/// Finds the peer in an answer; `None` if it is an error, or has none.
+/// Returns the peer's inode from an answer; `None` if the answer is an error, or names no peer.
 fn peer_in(answer: &[u8]) -> Option<u32> {
     let half = |at: usize| Some(u16::from_ne_bytes(answer.get(at..at + 2)?.try_into().ok()?));
     if half(4)? != SOCK_DIAG_BY_FAMILY {

@@ -8,11 +8,11 @@
 //! ```text
 //! recvmsg -> ForeignFd -- checked, mapped, closed --> the janitor's thread of that device
 //!               \-- proved an eventfd, or a call that is a socket
-//!                        --> worker: watched, written under the sentry; never closed
+//!                       --> worker: watched, written under the sentry; never closed
 //! ```
-//! A [`ForeignFd`] that is dropped, on whatever thread, is handed to the janitor, which closes it.
-//! A device has one janitor, so that a front-end can block at most one thread. The next session of
-//! the device begins when the janitor has closed everything of the session before.
+//! Any thread may drop a [`ForeignFd`]: the drop sends the descriptor to the janitor, which closes
+//! it. A device has one janitor, so that a front-end can block at most one thread. The next session
+//! of the device begins when the janitor has closed every descriptor of the session before.
 
 use crate::accounts::Cost;
 use crate::fds::bridge::{Bridge, Sent};
@@ -30,14 +30,15 @@ use std::time::Duration;
 use tokio::sync::{Notify, oneshot};
 use tokio::time::Instant;
 
-/// The janitor keeps a stack of this size while it runs.
+/// The size of the janitor's stack.
 const STACK_SIZE: usize = 256 << 10;
 /// How long the thread waits for another job before it ends: the messages of a session that begins
 /// follow each other, and each may be a job.
 const LINGER: Duration = Duration::from_millis(20);
-/// CPU time that a job is charged at most: to unmap an honest guest's terabyte takes long.
+/// The maximum of CPU time that is charged for a job: unmapping an honest guest's terabyte takes
+/// long.
 const JOB_COST_MAX: Duration = Duration::from_millis(10);
-/// A close that takes longer than this is interrupted, and once more after each such period.
+/// A close that takes longer than this is interrupted, and again after each further such period.
 const NUDGE: Duration = Duration::from_secs(1);
 
 type ForeignWrite = Box<dyn FnOnce(&mut Bridge<ForeignFd>) + Send>;
@@ -50,7 +51,7 @@ pub struct Janitor {
     device: String,
     state: Mutex<State>,
     progress: Notify,
-    /// The CPU time of jobs that messages of front-ends have given it.
+    /// The CPU time of jobs that messages of front-ends have caused.
     cost: Cost,
 }
 
@@ -62,11 +63,12 @@ struct State {
     /// The eventfd that wakes the thread; `None` while no thread runs.
     wake: Option<Arc<OwnedFd>>,
     thread: Option<Interruptible>,
-    /// The last try to start the thread has failed. The operator is told of the first.
+    /// True if the last attempt to start the thread has failed. Only the first failure is logged.
     is_stuck: bool,
-    /// Workers leave the eventfds of the device's front-ends to the janitor's thread until then.
+    /// Until then workers leave the eventfds of the device's front-ends to the janitor's thread.
     distrusts_until: Option<Instant>,
-    /// How often front-ends have given cause for that since they last behaved for a while.
+    /// How often front-ends' eventfds have cost a worker far too much CPU time since they last did
+    /// not for [`DISTRUST`].
     offences: u32,
 }
 
@@ -83,7 +85,7 @@ impl std::fmt::Debug for State {
 }
 
 impl Janitor {
-    /// The janitor of a device.
+    /// Returns the janitor of a device.
     #[must_use]
     pub fn of(device: &str) -> Self {
         Self { device: device.to_owned(), ..Self::default() }
@@ -93,16 +95,18 @@ impl Janitor {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Notes that an eventfd of a front-end has taken far too much CPU time of a worker: for
-    /// [`DISTRUST`] no worker touches an eventfd of the device's sessions, this one or later ones.
+    /// Records that an eventfd of a front-end has taken far too much CPU time of a worker: for
+    /// [`DISTRUST`] no worker touches an eventfd of the device's sessions, the current or later
+    /// ones.
     fn distrust(&self) {
         let mut state = self.lock();
         state.offences = if state.distrusts() { state.offences.saturating_add(1) } else { 1 };
         state.distrusts_until = Some(Instant::now() + DISTRUST);
     }
 
-    /// How long the next session waits after one that ended for its eventfds. Each costs the host
-    /// CPU time before it is found out, so a front-end that goes on waits longer and longer.
+    /// Returns the pause before the next session, after a session that ended because of its
+    /// eventfds. Each such session costs the host CPU time before the engine notices it, so the
+    /// pause grows each time.
     #[must_use]
     pub fn penance(&self) -> Duration {
         let state = self.lock();
@@ -110,7 +114,7 @@ impl Janitor {
         PENANCE.saturating_mul(1 << offences.saturating_sub(2).min(PENANCE_DOUBLINGS))
     }
 
-    /// Lets the thread do `job`, after all jobs that it was given before.
+    /// Has the thread do `job`, after all jobs that were pushed before.
     fn push(self: &Arc<Self>, job: ForeignWrite) {
         let mut state = self.lock();
         state.jobs.push_back(job);
@@ -118,8 +122,8 @@ impl Janitor {
         self.rouse(&mut state);
     }
 
-    /// Wakes the thread, or starts it. If the system has no thread or fd to give, the jobs wait
-    /// until the next call of this function.
+    /// Wakes the thread, or starts it. If the system has no thread or descriptor to spare, the jobs
+    /// wait until the next call of this function.
     fn rouse(self: &Arc<Self>, state: &mut State) {
         if let Some(wake) = &state.wake {
             let _ = rustix::io::write(wake, &1u64.to_ne_bytes());
@@ -164,7 +168,7 @@ impl Janitor {
                 }
                 job
             };
-            // The job may remove an odd doorbell: pass on the calls that were rung before.
+            // The job may remove an odd doorbell: forward the calls that were rung before.
             bridge.pass_on();
             has_waited = job.is_none() && bridge.is_empty();
             match job {
@@ -180,7 +184,7 @@ impl Janitor {
         }
     }
 
-    /// Does `job` on the janitor's thread; nobody waits for it.
+    /// Does `job` on the janitor's thread; the caller does not wait for it.
     pub(crate) fn push_write(self: &Arc<Self>, job: impl FnOnce() + Send + 'static) {
         self.push(Box::new(move |_| job()));
     }
@@ -191,20 +195,21 @@ impl Janitor {
         self.push(Box::new(move |_| janitor.cost.add(JOB_COST_MAX, || drop(thing))));
     }
 
-    /// The CPU time of the jobs that messages have given the janitor, since the last call. Writes
-    /// to doorbells are not among them: those have their own rules ([`Origin`]).
+    /// Returns the CPU time of the jobs that messages have caused since the last call. Writes to
+    /// doorbells are not among them: those have their own rules ([`Origin`]).
     #[must_use]
     pub fn take_cost(&self) -> Duration {
         self.cost.take()
     }
 
-    /// Removes an odd doorbell, once the calls that were rung before have been passed on.
+    /// Removes an odd doorbell, after the thread has forwarded the calls that were rung before.
     pub(crate) fn push_removal(self: &Arc<Self>, id: u64) {
         self.push(Box::new(move |bridge| bridge.remove(id)));
     }
 
-    /// Does `job` on the janitor's thread; `None` if the job was dropped without a result. If the
-    /// caller no longer waits for the result, it is dropped on the janitor's thread too.
+    /// Does `job` on the janitor's thread, and returns its result; `None` if the job was dropped
+    /// without a result. If the caller no longer waits for the result, the janitor's thread drops
+    /// it.
     pub(crate) async fn with_bridge<T: Send + 'static>(
         self: &Arc<Self>,
         job: impl FnOnce(&mut Bridge<ForeignFd>) -> T + Send + 'static,
@@ -218,14 +223,14 @@ impl Janitor {
         loop {
             match tokio::time::timeout(NUDGE, &mut done).await {
                 Ok(answer) => return answer.ok(),
-                // The system may have had no thread to give: ask for one again.
+                // The system may have had no thread to spare: try again to start one.
                 Err(_) => self.rouse(&mut self.lock()),
             }
         }
     }
 
-    /// Does `job`, which may block, on the janitor's thread; `None` if the job was dropped without
-    /// a result.
+    /// Does `job`, which may block, on the janitor's thread, and returns its result; `None` if the
+    /// job was dropped without a result.
     pub async fn run<T: Send + 'static>(
         self: &Arc<Self>,
         job: impl FnOnce() -> T + Send + 'static,
@@ -233,12 +238,13 @@ impl Janitor {
         self.with_bridge(|_| job()).await
     }
 
-    /// Returns when all jobs are done: everything that was to be closed is closed.
+    /// Returns when all jobs are done, so that every disposed descriptor is closed.
     pub async fn idle(self: &Arc<Self>) {
         self.at_most(0).await;
     }
 
-    /// Returns when few enough jobs wait that the session may receive its next message.
+    /// Returns when at most [`JOBS_MAX`] jobs wait, so that the session may receive its next
+    /// message.
     pub async fn room(self: &Arc<Self>) {
         self.at_most(JOBS_MAX).await;
     }
@@ -263,43 +269,45 @@ impl Janitor {
     }
 }
 
-/// Writes to the eventfds of a session that are measured after one of them was seen by the sentry.
+/// The number of writes to the eventfds of a session that are measured after the sentry has seen
+/// one under way.
 const MEASURED: u32 = 16;
-/// States of [`Origin::writes`] beyond the number of writes that are to be measured.
+/// States of [`Origin::writes`] above the number of writes that are to be measured.
 const BY_JANITOR: u32 = u32::MAX - 2;
 const COSTLY: u32 = u32::MAX - 1;
 const BLOCKED: u32 = u32::MAX;
-/// CPU time of a write after which the janitor makes all further ones of the session.
+/// If a write takes this CPU time, the janitor makes all further writes of the session.
 const LONG_WRITE: Duration = Duration::from_millis(1);
-/// CPU time of a write after which the session ends.
+/// If a write takes this CPU time, the session ends.
 const LONGEST_WRITE: Duration = Duration::from_millis(10);
-/// For how long the eventfds of a device's front-ends are left to its janitor after a write of
-/// [`LONGEST_WRITE`]. Without that, a front-end could connect anew, or take its waiters off for a
-/// while, and the worker would pay again and again.
+/// For how long workers leave the eventfds of a device's front-ends to its janitor after a write of
+/// [`LONGEST_WRITE`]. Otherwise a front-end could connect anew, or remove its waiters for a while,
+/// and the worker would pay again and again.
 const DISTRUST: Duration = Duration::from_secs(600);
-/// Pause before the next session, after one whose eventfds blocked or held one of the daemon's
-/// threads. The first two offences may be those of one session.
+/// Pause before the next session, after a session whose eventfds blocked or delayed one of the
+/// daemon's threads. One session may cause the first two entries in the count, so these do not
+/// double the pause.
 const PENANCE: Duration = Duration::from_secs(1);
-/// How often the pause doubles: to a minute.
+/// The maximum of doublings of the pause: to about a minute.
 const PENANCE_DOUBLINGS: u32 = 6;
 
-/// How an eventfd of a session is written next.
+/// How the next write to an eventfd of a session is made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Write {
     /// At once, and its CPU time is measured.
     Measured,
-    /// By the janitor: writes take long.
+    /// By the janitor, since writes take long.
     ByJanitor,
     /// Not at all: the session ends.
     Never,
 }
 
-/// The state that all file descriptors of one session share: how they may be touched.
+/// The state that all file descriptors of one session share: how threads may touch them.
 #[derive(Debug)]
 pub struct Origin {
     janitor: Arc<Janitor>,
-    /// How eventfds of the session are written: 0: at once; up to [`MEASURED`]: the number of
-    /// writes that are still to be measured; or one of the states beyond.
+    /// How eventfds of the session are written. 0: at once; up to [`MEASURED`]: the number of
+    /// writes that are still to be measured; or one of the states above that number.
     writes: AtomicU32,
     /// The eventfds that a worker watches as kicks, by ring.
     watched: Mutex<HashMap<usize, u64>>,
@@ -307,45 +315,47 @@ pub struct Origin {
 }
 
 impl Origin {
-    /// A session whose file descriptors `janitor` touches.
+    /// Makes the state of a session whose file descriptors `janitor` checks and closes.
     #[must_use]
     pub fn new(janitor: Arc<Janitor>) -> Arc<Self> {
         let writes = AtomicU32::new(if janitor.lock().distrusts() { BY_JANITOR } else { 0 });
         Arc::new(Self { janitor, writes, watched: Mutex::default(), blocked: Notify::new() })
     }
 
-    /// Takes over a received fd, with its part of the message's room.
+    /// Makes a [`ForeignFd`] of a received descriptor, with one of the message's permits.
     #[must_use]
     pub fn adopt(self: &Arc<Self>, fd: OwnedFd, room: &mut FdReservation) -> ForeignFd {
         let permit = room.split();
         ForeignFd { fd: Some((fd, permit)), origin: self.clone() }
     }
 
-    /// The janitor that checks and closes the session's file descriptors.
+    /// Returns the janitor that checks and closes the session's file descriptors.
     #[must_use]
     pub fn janitor(&self) -> &Arc<Janitor> {
         &self.janitor
     }
 
-    /// Returns when a write to an eventfd of the front-end has blocked: the session must end.
+    /// Returns when a write to an eventfd of the front-end has blocked or taken far too much CPU
+    /// time: the session must end.
     pub async fn blocked(&self) {
         self.blocked.notified().await;
     }
 
-    /// True if a write to an eventfd of the front-end has blocked or was far too long.
+    /// True if a write to an eventfd of the front-end has blocked, or has taken far too much CPU
+    /// time.
     #[must_use]
     pub fn is_blocked(&self) -> bool {
         self.writes.load(Ordering::Relaxed) >= COSTLY
     }
 
-    /// True if a write to an eventfd of the front-end has taken far too much CPU time: it has put
-    /// very many waiters on it.
+    /// True if a write to an eventfd of the front-end has taken far too much CPU time: the
+    /// front-end has put very many waiters on the eventfd.
     #[must_use]
     pub fn is_costly(&self) -> bool {
         self.writes.load(Ordering::Relaxed) == COSTLY
     }
 
-    /// How an eventfd is written next; `None`: at once.
+    /// Returns how the next write to an eventfd is made; `None`: at once, unmeasured.
     #[inline]
     pub(crate) fn next_write(&self) -> Option<Write> {
         match self.writes.load(Ordering::Relaxed) {
@@ -357,7 +367,7 @@ impl Origin {
     }
 
     /// True if a worker may watch the eventfd with this number as the kick of `ring`: workers may
-    /// touch eventfds of this session, and none watches this one for another ring.
+    /// touch eventfds of this session, and no worker watches this eventfd for another ring.
     pub(crate) fn may_watch(&self, ring: usize, eventfd_id: u64) -> bool {
         let mut watched = self.watched.lock().unwrap_or_else(PoisonError::into_inner);
         watched.remove(&ring);
@@ -368,18 +378,18 @@ impl Origin {
         may
     }
 
-    /// True if workers touch no eventfd of this session that comes from now on.
+    /// True if workers touch no eventfd that the session sends from now on.
     pub(crate) fn is_distrusted(&self) -> bool {
         self.writes.load(Ordering::Relaxed) >= BY_JANITOR
     }
 
-    /// Notes that the sentry has seen a write, which has taken at least this much CPU time: the
-    /// next ones are measured, or left to the janitor.
+    /// Records that the sentry has seen a write under way, which has taken at least this much CPU
+    /// time: the next writes are measured, or left to the janitor.
     #[cold]
     pub(crate) fn suspect(&self, took: Duration) {
         let relaxed = Ordering::Relaxed;
         if took >= LONGEST_WRITE {
-            // Not the end of the session: a hypervisor that takes the CPU away looks like this too.
+            // Does not end the session: a hypervisor that takes the CPU away looks the same.
             self.writes.fetch_max(BY_JANITOR, relaxed);
             self.janitor.distrust();
         } else {
@@ -387,9 +397,9 @@ impl Origin {
         }
     }
 
-    /// Notes the CPU time in which a worker has begun or ended to watch an eventfd of the session:
-    /// both wait for the lock under which others walk its waiters. The first time may have been a
-    /// hypervisor's doing; the second one ends the session.
+    /// Records the CPU time in which a worker has begun or ended to watch an eventfd of the
+    /// session: both wait for the lock under which other threads walk the eventfd's waiters. The
+    /// first long time may be due to a hypervisor; the second one ends the session.
     pub(crate) fn note_watch(&self, took: Duration) {
         if took < LONGEST_WRITE {
             return;
@@ -401,8 +411,8 @@ impl Origin {
         }
     }
 
-    /// Notes the CPU time that a write has taken. Time in which the thread was not scheduled does
-    /// not count: that is not the front-end's doing.
+    /// Records the CPU time of a write. Time in which the thread was not scheduled does not count,
+    /// since the front-end does not cause it.
     pub(crate) fn note_write(&self, took: Duration) {
         let relaxed = Ordering::Relaxed;
         if took >= LONGEST_WRITE {
@@ -418,7 +428,7 @@ impl Origin {
         }
     }
 
-    /// Notes that the sentry has interrupted a write to an eventfd of the front-end.
+    /// Records that the sentry has interrupted a write to an eventfd of the front-end.
     pub(crate) fn tell_blocked(&self) {
         self.writes.store(BLOCKED, Ordering::Relaxed);
         self.blocked.notify_one();

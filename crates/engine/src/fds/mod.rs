@@ -1,12 +1,11 @@
-//! File descriptors that front-ends send: checked on arrival, touched by one thread of the device
-//! alone, and closed there.
+//! File descriptors that front-ends send: one thread of the device checks, uses and closes them.
 //!
-//! A front-end may send anything as a doorbell, and decides how long a write to it, a look at it or
-//! its close lasts. So only eventfds reach a worker (`doorbell.rs`). The engine puts its own
-//! eventfd before a pipe or a socket (`bridge.rs`), and the device's janitor does all looks,
-//! mappings and closes (`foreign.rs`). A write that blocks is interrupted (`sentry.rs`).
-//! `budget.rs` counts the file descriptors that front-ends have. Which sockets are sessions, whose
-//! ends are no doorbells, is kept in `ends.rs`.
+//! A front-end may send any file as a doorbell, and decides how long a write, an `fstat` or a close
+//! of it lasts. So only eventfds, and sockets that are calls, reach a worker (`doorbell.rs`). The
+//! engine puts its own eventfd in front of a pipe or another socket (`bridge.rs`), and the device's
+//! janitor makes all checks, mappings and closes (`foreign.rs`). A write that blocks is interrupted
+//! (`sentry.rs`). `budget.rs` counts the file descriptors of front-ends. `ends.rs` lists the
+//! sockets of sessions, since an end of such a socket must not be a doorbell.
 
 pub(crate) mod bridge;
 pub(crate) mod budget;

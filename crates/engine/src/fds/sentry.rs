@@ -1,22 +1,23 @@
-//! The sentry over threads that write to an eventfd or a unix socket of a front-end.
+//! The sentry: a thread that watches the threads that write to an eventfd or a unix socket of a
+//! front-end.
 //!
 //! A write to an eventfd waits while the count is at its maximum, unless `O_NONBLOCK` is set. The
 //! front-end can change both the count and the flag, and the kernel has no call that writes to an
 //! eventfd without waiting. (A message to a socket can be sent without waiting; the sentry sees how
 //! long that takes all the same.) So a thread counts its writes in its [`Place`], and one thread of
-//! the process, the sentry, interrupts a write that it has seen twice, one tick apart:
+//! the process, the sentry, interrupts a write that it has seen under way twice, one tick apart:
 //!
 //! ```text
 //! writer:  writes += 1 (odd: inside);  is the sentry asleep? wake it;  write;  writes += 1
-//! sentry:  every tick: interrupt each writer whose count is odd and what it was a tick ago
-//!          no count has changed for a while: say "asleep", look once more, sleep
+//! sentry:  every tick: interrupt each writer whose count is odd and equal to that of the last tick
+//!          no count has changed for a while: set "asleep", check once more, sleep
 //! ```
 //! 1. Only a write that waits is ended by a signal: `EINTR` means that the eventfd was full and
-//!    blocking. The signal does nothing to a writer that was merely slow to be scheduled.
-//! 2. The writer counts first, and then looks whether the sentry sleeps; the sentry says first that
-//!    it sleeps, and then looks at the counts (`lookout.rs`): no write that waits is overlooked.
-//! 3. While nobody writes, the sentry sleeps without a timer: an idle daemon has no tick.
-//! 4. The sentry is started before the first worker: later the system may have no thread to give.
+//!    blocking. The signal has no effect on a writer that was merely slow to be scheduled.
+//! 2. The writer counts first, and then checks whether the sentry sleeps; the sentry first sets
+//!    that it sleeps, and then checks the counts (`lookout.rs`): so no write that waits is missed.
+//! 3. While no thread writes, the sentry sleeps without a timer: an idle daemon has no tick.
+//! 4. The sentry is started before the first worker: later the system may have no thread to spare.
 
 use crate::lookout::Lookout;
 use manyring_backend::sys::interrupt::Interruptible;
@@ -27,23 +28,24 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
-/// How often the sentry looks. A write that blocks is interrupted after one to two ticks.
+/// Interval at which the sentry checks the writers. A write that blocks is interrupted after one to
+/// two ticks.
 const TICK: Duration = Duration::from_millis(5);
-/// Ticks without a write after which the sentry goes to sleep.
+/// The number of ticks without a write after which the sentry sleeps.
 const QUIET_TICKS: u32 = 20;
 
-/// A thread that writes to eventfds of front-ends.
+/// The counter of a thread that writes to eventfds of front-ends.
 #[derive(Debug)]
 struct Place {
     thread: Interruptible,
     /// Writes begun plus writes ended: odd while the thread is inside a write.
     writes: AtomicU64,
-    /// The value of `writes` when the sentry last looked.
+    /// The value of `writes` at the sentry's last check.
     seen: AtomicU64,
-    /// The value that `writes` has at the end of the write in which the sentry last found the
+    /// The value that `writes` will have at the end of the write in which the sentry last found the
     /// thread: the thread compares the two without further arithmetic.
     seen_until: AtomicU64,
-    /// The CPU time of the thread when the sentry first saw that write, in nanoseconds.
+    /// The CPU time of the thread, in nanoseconds, when the sentry first saw that write.
     cpu_ns: AtomicU64,
 }
 
@@ -55,13 +57,13 @@ static PLACES: Mutex<Vec<Weak<Place>>> = Mutex::new(Vec::new());
 static SENTRY: Lookout = Lookout::new("sentry", TICK, QUIET_TICKS, look);
 static START: Mutex<()> = Mutex::new(());
 
-/// How a write was out of the ordinary.
+/// How a write was not a normal one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Odd {
     /// The eventfd is full and blocking, and the sentry has interrupted the write.
     Blocked,
-    /// The write was made, and the sentry saw it under way: it may have been long, or its thread
-    /// was not scheduled, or it was chance.
+    /// The write was made, and the sentry saw it under way: the write may have been long, or its
+    /// thread was not scheduled, or the sentry's tick fell into it by chance.
     Seen,
 }
 
@@ -104,8 +106,8 @@ fn watched(write: impl FnOnce() -> Result<usize, Errno>) -> Result<(), Odd> {
     })
 }
 
-/// The CPU time that the calling thread has used since the sentry saw its last write, which has
-/// just returned [`Odd::Seen`]: the least that this write has taken.
+/// Returns the CPU time that the calling thread has used since the sentry saw its last write, which
+/// has just returned [`Odd::Seen`]. That write has taken at least so much.
 #[cold]
 pub(crate) fn seen_for() -> Duration {
     PLACE.with(|place| {
@@ -114,8 +116,8 @@ pub(crate) fn seen_for() -> Duration {
     })
 }
 
-/// Starts the sentry, unless it runs already. False if the system had no thread for it: then no
-/// worker may start, since a write could wait for ever.
+/// Starts the sentry, unless it runs already. Returns false if the system had no thread for it:
+/// then no worker may start, since a write could wait for ever.
 pub(crate) fn start() -> bool {
     let _one_at_a_time = START.lock().unwrap_or_else(PoisonError::into_inner);
     let started = SENTRY.start();
@@ -125,7 +127,7 @@ pub(crate) fn start() -> bool {
     started.is_ok()
 }
 
-/// Gives the calling thread a place.
+/// Adds a counter for the calling thread to the sentry's list.
 fn enter() -> Arc<Place> {
     let place = Arc::new(Place {
         thread: Interruptible::this_thread(),
@@ -140,8 +142,8 @@ fn enter() -> Arc<Place> {
     place
 }
 
-/// Interrupts every write that was under way at the last look and still is. True if a thread has
-/// written since, or is writing.
+/// Interrupts every write that was under way at the last check and still is. Returns true if a
+/// thread has written since, or is writing.
 fn look() -> bool {
     let places = PLACES.lock().unwrap_or_else(PoisonError::into_inner);
     let mut any = false;

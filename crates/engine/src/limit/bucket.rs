@@ -1,50 +1,50 @@
 //! `Bucket`: a limit of units per second, as one number: the time at which the next unit would
-//! arrive, if all came evenly at the limit's rate. All queues that share the limit share the
+//! arrive, if all arrived evenly at the limit's rate. All queues that share the limit share the
 //! number.
 //!
 //! ```text
-//! look:     a time of arrival in the future?   not before then
+//! check:    a time of arrival in the future?   the request passes not before then
 //! charge:   arrival = max(arrival, now - credit) + units * cost
 //! ```
-//! 1. A request that finds that the time has come passes, whatever its size: the next one waits for
-//!    it. So a request that is larger than the units of a moment is not stuck.
-//! 2. Time in which nobody came is lost, but for the credit: a worker that wakes late, or that the
+//! 1. A request passes, whatever its size, if the time of arrival has come: the next request waits
+//!    for what this one costs. So a request that is larger than the units of a moment is not stuck.
+//! 2. Time without a request is lost, except for the credit: a worker that wakes late, or that the
 //!    host stops for a while, may pass the units of that time afterwards.
-//! 3. Two queues that look at the same moment may both pass, and are both charged: what passes in
-//!    a time T is at most rate * (T + credit), and one request of each queue.
+//! 3. Two queues that check at the same moment may both pass, and are both charged: in a time T at
+//!    most rate * (T + credit) passes, plus one request of each queue.
 
 #[cfg(loom)]
 use loom::sync::atomic::{AtomicU64, Ordering};
 #[cfg(not(loom))]
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// See the module. Every time is one of the workers' clock, in nanoseconds.
+/// See the module. All times are nanoseconds of the workers' clock.
 #[derive(Debug)]
 pub struct Bucket {
-    /// 0: nothing has come yet.
+    /// The time of arrival of the next unit; 0: nothing was charged yet.
     arrival_ns: AtomicU64,
     cost: Cost,
     credit_ns: AtomicU64,
 }
 
-/// What a unit takes of the limit's time.
+/// How much of the limit's time a unit takes.
 #[derive(Debug)]
 pub(super) struct Cost {
-    /// Nanoseconds for a unit, times 2^32; 0: no limit.
+    /// Nanoseconds per unit, times 2^32; 0: no limit.
     unit_q32: AtomicU64,
 }
 
-/// Nanoseconds of a second.
+/// Nanoseconds per second.
 const SECOND_NS: u64 = 1_000_000_000;
 
 impl Cost {
-    /// Without a limit.
+    /// Makes the cost of a unit without a limit.
     pub(super) fn new() -> Self {
         Self { unit_q32: AtomicU64::new(0) }
     }
 
-    /// Lets this many units pass in a second (0: any number). Returns how a time that units cost
-    /// before is to be changed to the time that they cost now.
+    /// Sets the rate to this many units per second (0: no limit). Returns how to convert a time at
+    /// the former rate to the same units' time at the new rate.
     pub(super) fn set(&self, per_second: u64) -> CostChange {
         let to = match per_second {
             0 => 0,
@@ -59,7 +59,8 @@ impl Cost {
         self.unit_q32.load(Ordering::Relaxed) != 0
     }
 
-    /// How long this many units take at the limit's rate, in nanoseconds; 0 without a limit.
+    /// Returns how long this many units take at the limit's rate, in nanoseconds; 0 without a
+    /// limit.
     #[inline]
     pub(super) fn of(&self, units: u64) -> u64 {
         let cost = u128::from(units) * u128::from(self.unit_q32.load(Ordering::Relaxed));
@@ -67,7 +68,7 @@ impl Cost {
     }
 }
 
-/// A former cost and the present one.
+/// The former cost of a unit and the new one.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct CostChange {
     from: u64,
@@ -75,7 +76,7 @@ pub(super) struct CostChange {
 }
 
 impl CostChange {
-    /// True if the rate is what it was.
+    /// True if the rate did not change.
     pub(super) fn is_none(self) -> bool {
         self.from == self.to
     }
@@ -85,8 +86,8 @@ impl CostChange {
         self.from == 0
     }
 
-    /// The time that units cost now, which cost `former_ns` before. What passed while there was no
-    /// limit costs nothing.
+    /// Returns the time at the new rate of the units that took `former_ns` at the former rate; 0 if
+    /// there was no limit before.
     pub(super) fn of(self, former_ns: u64) -> u64 {
         match self.from {
             0 => 0,
@@ -99,15 +100,15 @@ impl CostChange {
 }
 
 impl Bucket {
-    /// Without a limit.
+    /// Makes a bucket without a limit.
     #[must_use]
     pub fn new() -> Self {
         Self { arrival_ns: AtomicU64::new(0), cost: Cost::new(), credit_ns: AtomicU64::new(0) }
     }
 
-    /// Lets this many units pass in a second (0: any number), with this credit. Units that passed
-    /// ahead of time stay charged. For one caller at a time; queues that wait must be told to look
-    /// again.
+    /// Sets the rate to this many units per second (0: no limit), and the credit. Units that passed
+    /// ahead of time stay charged. Calls must not overlap; the caller then wakes the queues that
+    /// wait, so that they check again.
     pub fn set(&self, per_second: u64, credit_ns: u64, now_ns: u64) {
         self.credit_ns.store(credit_ns, Ordering::Relaxed);
         let changed = self.cost.set(per_second);
@@ -130,44 +131,44 @@ impl Bucket {
         self.cost.is_set()
     }
 
-    /// When the next unit arrives; not after `now_ns`: it may pass.
+    /// Returns when the next unit arrives; a request may pass if that is not after `now_ns`.
     #[inline]
     pub fn arrival_ns(&self) -> u64 {
         if self.is_set() { self.arrival_ns.load(Ordering::Relaxed) } else { 0 }
     }
 
-    /// How much time without a request is kept.
+    /// Returns how much time without a request may be used afterwards.
     #[inline]
     pub fn credit_ns(&self) -> u64 {
         self.credit_ns.load(Ordering::Relaxed)
     }
 
-    /// This many units pass now.
+    /// Charges this many units, which pass now.
     #[inline]
     pub fn charge(&self, units: u64, now_ns: u64) {
         let cost_ns = self.cost.of(units);
         if cost_ns != 0 {
             let least_ns = now_ns.saturating_sub(self.credit_ns());
             self.update(|arrival_ns| {
-                // The first one brings no credit.
+                // The first charge gets no credit.
                 let from_ns = if arrival_ns == 0 { now_ns } else { arrival_ns.max(least_ns) };
                 from_ns.saturating_add(cost_ns)
             });
         }
     }
 
-    /// This many units that were charged have not passed.
+    /// Refunds this many units that were charged and have not passed.
     pub fn give_back(&self, units: u64) {
         let cost_ns = self.cost.of(units);
         if cost_ns != 0 {
-            // Not to 0, which would be a bucket that nothing has come to.
+            // Not to 0, which means that nothing was charged yet.
             self.update(|arrival_ns| arrival_ns.saturating_sub(cost_ns).max(1));
         }
     }
 
     fn update(&self, next: impl Fn(u64) -> u64) {
         let mut seen = self.arrival_ns.load(Ordering::Relaxed);
-        // Relaxed: the number says nothing of other memory.
+        // Relaxed: the number orders no other memory.
         while let Err(now) = self.arrival_ns.compare_exchange_weak(
             seen,
             next(seen),

@@ -1,41 +1,41 @@
-//! `Divider`: how the time of a group is divided among the processes that have its members. A
-//! policy: whoever calls it reads the clock, and carries the numbers.
+//! `Divider`: divides the time of a group among the processes that have its members. A policy: its
+//! caller reads the clock, and exchanges the numbers with the processes.
 //!
 //! ```text
 //! a tick:   left += time since the last tick
 //! 1. needs  every process gets what its members need, up to the highest level that `left` allows:
 //!           the level is the same for every member of every process (max-min fairness)
-//! 2. stock  what is still left refills what a process holds ahead: twice what it used in a tick,
-//!           and a quarter of the credit, divided among all members
-//! 3. rest   is kept, up to the credit less what processes hold
+//! 2. ahead  what is still left goes to the processes in advance, until each holds twice what it
+//!           used in a tick, and its members' share of a quarter of the credit
+//! 3. rest   is kept for later ticks, up to the credit less what processes hold
 //! ```
-//! 1. No time is lost while a member needs some, and what all hold together is no more than the
-//!    credit: so what passes is what the rate gives, and the credit.
-//! 2. A process is not believed. It has at most as much as all the members that it was given could
-//!    need; what it says of the past counts up to what it was granted. A process that lies has its
-//!    fair part, and the others have theirs.
-//! 3. A process that ends leaves nothing behind: from then on the others have what it had.
+//! 1. No time is lost while a member needs some, and all processes together hold no more than the
+//!    credit: so what passes is at most the rate and the credit.
+//! 2. The divider does not trust a process. A process holds at most as much as its members could
+//!    need; its reports of the past count up to what it was granted. So a process that reports
+//!    wrong numbers gets its fair share, and the others get theirs.
+//! 3. When a process ends, the others get its share from then on.
 
 use super::group::LATE_NS;
 use super::lease::{LEVELS, Usages, level_ns};
 use super::{CHARGES_MAX, CREDIT_MS};
 use std::time::Duration;
 
-/// Time between two ticks while a member of the group does anything.
+/// Interval between two ticks while a member of the group has requests.
 pub const TICK: Duration = Duration::from_millis(10);
-/// A group in which nothing happens for so many ticks needs no more of them.
+/// After so many ticks without a request the group needs no further tick.
 const CALM_TICKS: u32 = 5;
-/// What a process holds ahead, in uses of a tick.
+/// How many ticks' use a process may hold in advance.
 const AHEAD_TICKS: u64 = 2;
-/// The part of the credit that all processes hold ahead together.
+/// All processes together may hold the credit divided by this in advance, in addition.
 const AHEAD_OF_CREDIT: u64 = 4;
 
-/// A process, as the divider sees it in one tick.
+/// A process in one tick.
 #[derive(Clone, Copy, Debug)]
 pub struct Claim {
-    /// Members of the group that the process was given.
+    /// The number of the group's members in the process.
     pub members: u64,
-    /// What it says.
+    /// What the process reports.
     pub usages: Usages,
 }
 
@@ -44,34 +44,34 @@ pub struct Claim {
 pub struct Account {
     granted_ns: [u64; CHARGES_MAX],
     used_ns: [u64; CHARGES_MAX],
-    /// What it used in a tick, lately.
+    /// The use per tick of late: the largest, decreasing by an eighth each tick.
     pace_ns: [u64; CHARGES_MAX],
 }
 
 impl Account {
-    /// What the process was granted since its lease began.
+    /// Returns what the process was granted since its lease began.
     #[must_use]
     pub fn granted_ns(&self) -> [u64; CHARGES_MAX] {
         self.granted_ns
     }
 }
 
-/// The time of a group that nobody was granted yet.
+/// The time of a group that no process was granted yet.
 #[derive(Clone, Debug)]
 pub struct Divider {
     left_ns: [u64; CHARGES_MAX],
     at_ns: u64,
     calm: u32,
-    /// Nobody has divided since all was calm: what came meanwhile pays no debts, but for the
-    /// credit.
+    /// True if the group was idle, and a process has reported a need since: time of the idle period
+    /// is used only up to the credit.
     is_woken: bool,
 }
 
-/// What a process may have in one bucket.
+/// What a process may get in one bucket.
 struct Part {
     needs_ns: [u64; LEVELS],
     outstanding_ns: u64,
-    /// What it does not hold ahead yet.
+    /// How much it lacks of what it may hold in advance.
     lacks_ns: u64,
     held_ns: u64,
     /// What it held at the last tick.
@@ -79,14 +79,14 @@ struct Part {
 }
 
 impl Divider {
-    /// A divider that has nothing yet.
+    /// Makes a divider without any time to grant.
     #[must_use]
     pub fn new(now_ns: u64) -> Self {
         Self { left_ns: Default::default(), at_ns: now_ns, calm: 0, is_woken: false }
     }
 
-    /// Divides what has come since the last tick. `burst_ms`: that of the group's rates. Returns
-    /// whether the group needs a further tick.
+    /// Divides the time since the last tick. `burst_ms`: that of the group's rates. Returns true if
+    /// the group needs a further tick.
     pub fn tick(&mut self, all: &mut [(Account, Claim)], burst_ms: u64, now_ns: u64) -> bool {
         let elapsed_ns = now_ns.saturating_sub(self.at_ns);
         self.at_ns = now_ns.max(self.at_ns);
@@ -119,15 +119,15 @@ impl Divider {
         self.calm < CALM_TICKS
     }
 
-    /// A process has said that it needs something, or there is another one.
+    /// Call when a process has reported a need, or another process has joined.
     pub fn wake(&mut self) {
         self.is_woken |= self.calm >= CALM_TICKS;
         self.calm = 0;
     }
 }
 
-/// What a process may have in the bucket of this index, and whether nothing happens there.
-/// `base_ns`: its part of what is held ahead in any case.
+/// Returns what a process may get in the bucket of this index, and true if nothing happens in that
+/// bucket. `base_ns`: how much the process may hold in advance in any case.
 fn part(account: &mut Account, claim: &Claim, index: usize, base_ns: u64) -> (Part, bool) {
     let (usage, granted_ns) = (&claim.usages[index], account.granted_ns[index]);
     let seen_ns = usage.seen_ns.min(granted_ns);
@@ -146,8 +146,8 @@ fn part(account: &mut Account, claim: &Claim, index: usize, base_ns: u64) -> (Pa
         lower_ns = *need_ns;
     }
     let (outstanding_ns, held_ns) = (granted_ns - seen_ns, granted_ns - used_ns);
-    // Members that waited when it was granted hold their lead; a process may say that it holds
-    // more.
+    // Members that waited at the time of a grant hold their lead; a process may report that it
+    // holds more.
     let most_ns = ahead_ns.saturating_add(LATE_NS);
     let part = Part {
         needs_ns,
@@ -160,13 +160,13 @@ fn part(account: &mut Account, claim: &Claim, index: usize, base_ns: u64) -> (Pa
     (part, is_calm)
 }
 
-/// What each process is granted, and what is left.
+/// Returns what each process is granted, and what is left.
 fn divided(parts: &[Part], mut left_ns: u64, credit_ns: u64) -> (Vec<u64>, u64) {
     let needs = |level_ns: u64| parts.iter().map(move |part| part.need_ns(level_ns));
     let sum = |all: &mut dyn Iterator<Item = u64>| all.fold(0, u64::saturating_add);
     let highest_ns = level_ns(LEVELS - 1);
     if sum(&mut needs(highest_ns)) > left_ns {
-        // All levels up to `low` are possible, and `high` is not.
+        // Binary search: there is enough for all levels up to `low`, and too little for `high`.
         let (mut low_ns, mut high_ns) = (0, highest_ns);
         while high_ns - low_ns > 1 {
             let middle_ns = low_ns + (high_ns - low_ns) / 2;
@@ -198,7 +198,7 @@ fn divided(parts: &[Part], mut left_ns: u64, credit_ns: u64) -> (Vec<u64>, u64) 
 }
 
 impl Part {
-    /// What the process needs if each of its members gets up to `level_ns`.
+    /// Returns what the process needs if each of its members gets up to this level.
     fn need_ns(&self, most_ns: u64) -> u64 {
         let at = (0..LEVELS).find(|index| most_ns < level_ns(*index));
         let need_ns = match at {

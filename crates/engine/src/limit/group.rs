@@ -1,34 +1,36 @@
 //! `Group`: a limit that several devices share, and how they divide it.
 //!
 //! Every member has an account for each bucket, in time at the group's rate. A request that passes
-//! is charged to its member alone, so a large request makes its own member wait, and nobody else:
+//! is charged to its own member alone, so a large request delays its own member only:
 //!
 //! ```text
-//! time that passes:         is divided equally among the members that want it: granted += part
-//! a member wants time:      if it owes some, or waits: it was refused, and the time at which it is
-//!                           to look again is not more than LATE_NS ago
-//! it may be granted:        what it owes, and if it waits LATE_NS / (members that want) more
+//! time that passes:         is divided equally among the members that want it: granted += share
+//! a member wants time:      if it owes some, or waits: it was refused, and the time at which it
+//!                           checks again is not more than LATE_NS ago
+//! a member may be granted:  what it owes, and if it waits LATE_NS / (members that want) more
 //! a member passes units:    charged += units * cost
 //! a request may pass:       granted >= what was charged to its member before it
-//! time that nobody wants:   is spare, up to the credit, and goes to whoever wants it next
+//! time that nobody wants:   is spare, up to the credit, and goes to the next member that wants it
 //! ```
-//! 1. Members that always have work are granted equally much, and pass that to one request, however
-//!    many queues they have and however large their requests are.
-//! 2. Nobody waits for a member that wants nothing, and such a member saves nothing up: what it was
-//!    granted and did not use is spare [`LATE_NS`] after it was to come.
-//! 3. A queue that is refused remembers what was charged before its request: its place. The queues
-//!    of a member pass in the order of their places, whichever of them looks first.
-//! 4. All grants together are the time that has passed and the credit, so what passes is what the
-//!    rate gives, and one request of each member.
-//! 5. A member that gives units back keeps no more than [`LATE_NS`] of what it was granted for
-//!    them, and the group no more than the credit.
+//! 1. Members that always have work are granted equal times, and pass equally much except for one
+//!    request, however many queues they have and however large their requests are.
+//! 2. No member waits for a member that wants nothing, and such a member saves nothing: what it was
+//!    granted and did not use becomes spare [`LATE_NS`] after the time at which it should have
+//!    checked again.
+//! 3. A queue that is refused remembers what was charged before its request: the request's
+//!    position. The queues of a member pass in the order of their positions, whichever of them
+//!    checks first.
+//! 4. All grants together are the time that has passed and the credit, so the rate bounds what
+//!    passes, except for one request of each member.
+//! 5. A member that refunds units keeps at most [`LATE_NS`] of the time that it was granted for
+//!    them, and the group keeps at most the credit.
 //!
-//! A group that other processes share has a [`Lease`] instead of a clock: the time that passes is
-//! what was granted, and what is spare stays until it is used.
+//! If other processes have members of the group too, it has a [`Lease`] instead of a clock: the
+//! time that passes is what the lease grants, and spare time stays until it is used.
 //!
-//! The thread of a queue that is refused divides, at most once in [`SHARE_NS`] while nothing is
-//! spare. A request that passes looks at its own member only. Its thread divides if nobody has for
-//! [`LATE_NS`], or if the member has given more back than it may keep; it waits for no lock.
+//! The thread of a queue that is refused divides, at most once in [`SHARE_NS`] unless there is
+//! spare time. A request that passes checks its own member only. Its thread divides if no thread
+//! has for [`LATE_NS`], or if the member has refunded more than it may keep; it waits for no lock.
 
 use super::bucket::{Cost, CostChange};
 use super::lease::{Lease, Leased, Usage};
@@ -36,17 +38,19 @@ use super::{CHARGES_MAX, CREDIT_MS, Charges, Rates};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-/// A member that was refused and does not look for this long after its time is granted no more.
+/// A member that was refused is granted nothing more if it does not check for this long after the
+/// time at which it should.
 pub(super) const LATE_NS: u64 = 20_000_000;
-/// Time between two divisions, at least: so much, and so much for each member.
+/// The least time between two divisions: so much, and so much for each member.
 const SHARE_NS: u64 = 200_000;
 const SHARE_EACH_NS: u64 = 4_000;
-/// A member that is refused comes again after this long, at most, unless it owes more: others that
-/// leave make its time come earlier, and it is to come before the credit is full.
+/// A queue that is refused checks again after this long at most, unless its member owes more: when
+/// other members leave, its time comes earlier, and it must check before the credit is full.
 const PAUSE_MAX_NS: u64 = 20_000_000;
-/// The same in a group with a lease, at least: its time comes in parts of some milliseconds.
+/// The least such time in a group with a lease: the lease grants time every few milliseconds.
 const LEASED_PAUSE_NS: u64 = 2_000_000;
-/// Rounds of a division. Each one satisfies a member, or divides all; what is left waits.
+/// The maximum of rounds of a division. Each round satisfies a member, or divides everything; the
+/// next division continues with what is left.
 const ROUNDS_MAX: usize = 8;
 
 /// A limit that several devices share.
@@ -55,9 +59,9 @@ pub struct Group {
     costs: [Cost; CHARGES_MAX],
     rates: Mutex<Rates>,
     state: Mutex<State>,
-    /// The next division is not before, unless something is spare.
+    /// The time before which there is no division, unless there is spare time.
     share_at_ns: AtomicU64,
-    /// A bit for each bucket that has time to spare.
+    /// A bit for each bucket that has spare time.
     spare: AtomicU64,
     /// By bucket: how many members wanted time at the last division.
     wanting: [AtomicU64; CHARGES_MAX],
@@ -67,13 +71,13 @@ pub struct Group {
 #[derive(Debug, Default)]
 struct State {
     members: Vec<Weak<Member>>,
-    /// The members, while a division goes on; else empty.
+    /// The members, during a division; otherwise empty.
     present: Vec<Arc<Member>>,
     shared_at_ns: u64,
     /// By bucket: time that is not granted yet.
     left_ns: [u64; CHARGES_MAX],
     credit_ns: u64,
-    /// `None`: all members are in this process, and the clock gives the time.
+    /// `None`: all members are in this process, and the group's time is the clock's.
     lease: Option<Leased>,
 }
 
@@ -84,22 +88,22 @@ pub struct Member {
     accounts: [Account; CHARGES_MAX],
 }
 
-/// The account of a member in one bucket; only differences of the two numbers mean something.
+/// The account of a member in one bucket. Only the difference of the two numbers has a meaning.
 #[derive(Debug, Default)]
 struct Account {
-    /// What its requests cost, those included that were refused and are charged already.
+    /// What the member's requests cost, those included that were refused and are charged already.
     charged_ns: AtomicU64,
     granted_ns: AtomicU64,
-    /// It was refused, and should look again before this time.
+    /// A queue of the member was refused, and should check again before this time.
     waits_until_ns: AtomicU64,
 }
 
-/// The place of a request in the accounts of its member: for each of its [`Charges`], what was
+/// The position of a request in the accounts of its member: for each of its [`Charges`], what was
 /// charged before it.
 pub(super) type Place = [u64; 4];
 
 impl Group {
-    /// A group with these rates.
+    /// Makes a group with these rates.
     #[must_use]
     pub fn new(rates: Rates, now_ns: u64) -> Arc<Self> {
         let group = Self {
@@ -115,8 +119,8 @@ impl Group {
         Arc::new(group)
     }
 
-    /// Other rates, at once. What members owe stays owed in units. Queues that wait must be told to
-    /// look again.
+    /// Sets other rates. What members owe stays the same number of units. The caller must wake the
+    /// queues that wait, so that they check again.
     pub fn set(&self, rates: Rates, now_ns: u64) {
         let mut current = self.rates.lock().unwrap_or_else(PoisonError::into_inner);
         if *current == rates {
@@ -124,7 +128,7 @@ impl Group {
         }
         *current = rates;
         let mut state = self.state();
-        // What came until now came at the former rates.
+        // Time up to now counts at the former rates.
         state.share(self, now_ns);
         state.shared_at_ns = now_ns;
         state.credit_ns = rates.burst_ms.max(CREDIT_MS).saturating_mul(1_000_000);
@@ -143,7 +147,7 @@ impl Group {
         }
     }
 
-    /// Its rates.
+    /// Returns the group's rates.
     #[must_use]
     pub fn rates(&self) -> Rates {
         *self.rates.lock().unwrap_or_else(PoisonError::into_inner)
@@ -159,11 +163,11 @@ impl Group {
         member
     }
 
-    /// From now on the group has the time that `lease` grants, and no other: other processes have
-    /// members of it, too. Queues that wait look again within some milliseconds.
+    /// From now on the group gets its time from `lease` only, since other processes have members of
+    /// it, too. Queues that wait check again within some milliseconds.
     pub fn lease(&self, lease: Arc<dyn Lease>, now_ns: u64) {
         let mut state = self.state();
-        // What came until now came by the clock.
+        // Time up to now counts by the clock.
         state.share(self, now_ns);
         state.left_ns = Default::default();
         state.lease = Some(Leased::new(lease));
@@ -171,8 +175,8 @@ impl Group {
         state.share(self, now_ns);
     }
 
-    /// Divides the time since the last division, on the thread of a queue that is refused by the
-    /// buckets of these bits, unless that was just done.
+    /// Divides the time since the last division, unless a thread has just done so. The thread of a
+    /// queue calls this that was refused by the buckets of the bits `short`.
     fn share(&self, short: u64, now_ns: u64) {
         let is_due = now_ns >= self.share_at_ns.load(Ordering::Relaxed);
         if is_due || self.spare.load(Ordering::Relaxed) & short != 0 {
@@ -180,13 +184,13 @@ impl Group {
         }
     }
 
-    /// True if no thread has divided for long: time that nobody wanted must not pay what is charged
-    /// next, but for the credit.
+    /// True if no thread has divided for long: then time that no member wanted must be cut to the
+    /// credit before the next charge.
     fn is_late(&self, now_ns: u64) -> bool {
         now_ns > self.share_at_ns.load(Ordering::Relaxed).saturating_add(LATE_NS)
     }
 
-    /// Divides. If another thread divides, its result counts at this queue's next look.
+    /// Divides. If another thread is dividing, this queue uses that result at its next check.
     fn try_share(&self, now_ns: u64) {
         if let Ok(mut state) = self.state.try_lock() {
             state.share(self, now_ns);
@@ -226,7 +230,7 @@ impl State {
         self.present.clear();
     }
 
-    /// Tells whoever divides the time of a group with a lease what members have done with it.
+    /// Reports to the lease what members have done with its time.
     fn tell(&mut self, group: &Group, now_ns: u64) {
         let Some(mut leased) = self.lease.take() else { return };
         let accounts = |index: usize| self.present.iter().map(move |m| &m.accounts[index]);
@@ -244,7 +248,7 @@ impl State {
         self.lease = Some(leased);
     }
 
-    /// Divides the time that is left in one bucket. Returns how many members want time, and whether
+    /// Divides the remaining time of one bucket. Returns how many members want time, and whether
     /// some is left that none of them needs.
     fn share_one(&mut self, index: usize, now_ns: u64) -> (u64, bool) {
         let accounts = || self.present.iter().map(|member| &member.accounts[index]);
@@ -252,7 +256,7 @@ impl State {
         let lead_ns = LATE_NS / wanting.max(1);
         let left_ns = &mut self.left_ns[index];
         let taken_ns = accounts().map(|account| account.take_back(lead_ns, now_ns));
-        // More than the credit comes only from units that were given back, and pays no debts.
+        // More than the credit comes only from refunded units, and is dropped.
         let taken_ns = taken_ns.fold(0, u64::saturating_add).min(self.credit_ns);
         *left_ns = left_ns.saturating_add(taken_ns);
         let needs = |account: &&Account| account.needs_ns(lead_ns, now_ns) > 0;
@@ -286,7 +290,7 @@ impl Account {
         charged_ns.saturating_sub(self.granted_ns.load(Ordering::Relaxed))
     }
 
-    /// What it was granted ahead of its requests.
+    /// Returns what the member was granted ahead of its requests.
     fn lead_ns(&self) -> u64 {
         let granted_ns = self.granted_ns.load(Ordering::Relaxed);
         granted_ns.saturating_sub(self.charged_ns.load(Ordering::Relaxed))
@@ -300,7 +304,7 @@ impl Account {
         self.owed_ns() > 0 || self.waits(now_ns)
     }
 
-    /// What it may be granted: what it owes, and the lead if it waits.
+    /// Returns what the member may be granted: what it owes, and the lead if it waits.
     fn needs_ns(&self, lead_ns: u64, now_ns: u64) -> u64 {
         match self.owed_ns() {
             owed_ns if !self.waits(now_ns) => owed_ns,
@@ -309,7 +313,8 @@ impl Account {
         }
     }
 
-    /// Takes back what it was granted beyond the lead, or all that it leads by if it does not wait.
+    /// Takes back the time that the member was granted above the lead, or all of its lead if it
+    /// does not wait. Returns that time.
     fn take_back(&self, lead_ns: u64, now_ns: u64) -> u64 {
         let kept_ns = if self.waits(now_ns) { lead_ns } else { 0 };
         let over_ns = self.lead_ns().saturating_sub(kept_ns);
@@ -317,8 +322,9 @@ impl Account {
         over_ns
     }
 
-    /// Another rate: what is owed stays owed in units, and who waited looks again. A first rate
-    /// begins with empty accounts: units that were free may be given back, and bring nothing then.
+    /// Converts the account to another rate: what is owed stays the same number of units, and
+    /// queues that wait check again. With a first rate the accounts begin empty: refunds of units
+    /// that passed without a limit then have no effect.
     fn change(&self, changed: CostChange) {
         self.waits_until_ns.store(0, Ordering::Relaxed);
         let owed_ns = changed.of(self.owed_ns());
@@ -336,13 +342,13 @@ impl Account {
 }
 
 impl Member {
-    /// Its group.
+    /// Returns the member's group.
     #[must_use]
     pub fn group(&self) -> &Arc<Group> {
         &self.group
     }
 
-    /// The place of a request that takes from these buckets, if it is charged now.
+    /// Returns the position of a request that takes from these buckets, if it is charged now.
     pub(super) fn place(&self, charges: Charges) -> Place {
         let mut place = Place::default();
         for (before_ns, index) in place.iter_mut().zip(charges.indexes()) {
@@ -351,13 +357,15 @@ impl Member {
         place
     }
 
-    /// When a request that takes from these buckets may pass, or should look again; not after
-    /// `now_ns`: it may pass now. `place`: the one it got when it was refused.
+    /// Returns when a request that takes from these buckets may pass, or should check again; it may
+    /// pass now if that is not after `now_ns`. `place`: the position that the request got when it
+    /// was refused.
     pub(super) fn due_ns(&self, charges: Charges, place: Option<Place>, now_ns: u64) -> u64 {
         if self.short(charges, place).all(|(_, short_ns)| short_ns == 0) {
             let leads = |index: usize| self.accounts[index].lead_ns() > LATE_NS;
             if self.group.is_late(now_ns) || charges.indexes().any(leads) {
-                // Takes nothing that this request needs: only what its member was granted ahead.
+                // This division takes only what the member was granted ahead, which the request
+                // does not need.
                 self.group.try_share(now_ns);
             }
             return 0;
@@ -386,9 +394,9 @@ impl Member {
         due_ns
     }
 
-    /// Each bucket with what must be granted until the request may pass. Other queues may have
-    /// given back since the request got its place: no more than all that is charged must be
-    /// granted.
+    /// Returns each bucket with the time that must be granted until the request may pass. Other
+    /// queues may have refunded units since the request got its position: never more than the total
+    /// charge must be granted.
     fn short(&self, charges: Charges, place: Option<Place>) -> impl Iterator<Item = (usize, u64)> {
         let is_set = |(_, index): &(usize, usize)| self.group.costs[*index].is_set();
         charges.indexes().enumerate().filter(is_set).map(move |(at, index)| {
@@ -399,7 +407,7 @@ impl Member {
         })
     }
 
-    /// This many requests are charged, which have this many bytes in all.
+    /// Charges this many requests, which have this many bytes in all.
     pub(super) fn charge_all(&self, charges: Charges, count: u64, bytes: u64) {
         for (index, units) in charges.units(count, bytes) {
             let cost_ns = self.group.costs[index].of(units);
@@ -409,7 +417,7 @@ impl Member {
         }
     }
 
-    /// This many requests that were charged have not passed.
+    /// Refunds this many requests that were charged and have not passed.
     pub(super) fn give_back_all(&self, charges: Charges, count: u64, bytes: u64) {
         for (index, units) in charges.units(count, bytes) {
             let cost_ns = self.group.costs[index].of(units);

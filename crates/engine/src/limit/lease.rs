@@ -1,59 +1,60 @@
-//! `Lease`: a group of which this process has a part, and others have the rest. The time of the
-//! group comes from whoever divides it (`divide.rs`), and not from the clock.
+//! `Lease`: how a group gets its time if other processes have members of it too: from the
+//! supervisor's divider (`divide.rs`), and not from the clock.
 //!
 //! ```text
 //! the divider:   granted_ns: all time that this process was granted since the lease began
 //! this process:  Usage:      how much of that it has seen, and holds; what its members need beyond
 //! ```
-//! Both sides only read what the other one has written, so neither waits for the other one.
+//! Each of the two only reads what the other one has written, so neither waits for the other.
 
 use super::CHARGES_MAX;
 use std::fmt::Debug;
 use std::sync::Arc;
 
-/// Levels for which a process says what its members need.
+/// The number of levels for which a process reports what its members need.
 pub const LEVELS: usize = 10;
-/// The lowest level. Each next one is twice as high; the last one is 67 ms: nobody is granted more
-/// at once.
+/// The lowest level. Each further level is twice as high; the last one is 67 ms: no member is
+/// granted more at once.
 const LEVEL_MIN_NS: u64 = 1 << 17;
-/// A process whose members need something says so again after this time, at the earliest.
+/// The least time between two reports of a process whose members need something.
 const TELL_NS: u64 = 2_000_000;
 
-/// The level of this index, in nanoseconds.
+/// Returns the level of this index, in nanoseconds.
 #[must_use]
 pub const fn level_ns(index: usize) -> u64 {
     LEVEL_MIN_NS << index
 }
 
-/// What a process has done with one bucket of its lease, in time at the group's rate.
+/// A process's report on one bucket of its lease, in time at the group's rate.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Usage {
-    /// Of all that was granted, what this process has seen.
+    /// How much of the granted time this process has seen.
     pub seen_ns: u64,
-    /// Of that, what it has not used.
+    /// How much of the seen time it has not used.
     pub held_ns: u64,
-    /// For each level, the sum of what each member needs up to that level.
+    /// For each level, the sum of its members' needs, each cut to that level.
     pub needs_ns: [u64; LEVELS],
 }
 
 /// The usage of all buckets of a lease.
 pub type Usages = [Usage; CHARGES_MAX];
 
-/// The part of a group that this process has. Called by workers, so it does not wait.
+/// The source of a group's time in one process. Workers call it, so it does not wait.
 pub trait Lease: Debug + Send + Sync {
-    /// For each bucket, the time that was granted since the lease began; `None`: not known now.
+    /// Returns for each bucket the time that was granted since the lease began; `None` if it is not
+    /// known now.
     fn granted_ns(&self) -> Option<[u64; CHARGES_MAX]>;
-    /// Tells the divider, and wakes it if it sleeps and members need something.
+    /// Reports to the divider, and wakes it if it sleeps and members need something.
     fn tell(&self, usages: &Usages);
 }
 
-/// A lease as its group keeps it.
+/// A lease with what its group has seen and reported.
 #[derive(Debug)]
 pub(super) struct Leased {
     lease: Arc<dyn Lease>,
     seen_ns: [u64; CHARGES_MAX],
     tell_at_ns: u64,
-    /// Members needed something when the divider was told last.
+    /// True if the last report said that members need something.
     is_needy: bool,
 }
 
@@ -62,7 +63,7 @@ impl Leased {
         Self { lease, seen_ns: Default::default(), tell_at_ns: 0, is_needy: false }
     }
 
-    /// What was granted since the last call.
+    /// Returns what was granted since the last call.
     pub(super) fn came_ns(&mut self) -> [u64; CHARGES_MAX] {
         let granted_ns = self.lease.granted_ns().unwrap_or(self.seen_ns);
         let mut came_ns = [0; CHARGES_MAX];
@@ -73,7 +74,7 @@ impl Leased {
         came_ns
     }
 
-    /// Tells what `usage` says of each bucket, unless that was done a moment ago.
+    /// Reports the `usage` of each bucket, unless the last report was a moment ago.
     pub(super) fn tell(
         &mut self,
         is_needy: bool,
@@ -90,7 +91,7 @@ impl Leased {
 }
 
 impl Usage {
-    /// `needs_ns`: what each member needs.
+    /// Makes a report. `needs`: what each member needs.
     pub(super) fn new(seen_ns: u64, held_ns: u64, needs: impl Iterator<Item = u64>) -> Self {
         let mut usage = Self { seen_ns, held_ns, ..Self::default() };
         for need_ns in needs.filter(|need_ns| *need_ns > 0) {

@@ -1,12 +1,13 @@
 //! Limits: how many requests or packets, and how many bytes, a device or a group of devices may
-//! pass in a second. Live, and exact over time (docs/design/0018).
+//! pass in a second. A limit can change while devices run, and is exact over time
+//! (docs/design/0018).
 //!
 //! ```text
-//! control thread:  Limit::set, Group::set -> Order::Refresh: each queue takes its Gate anew
-//! a queue's turn:  a look at what the ring has: Gate::admits each request or packet, until one is
-//!                  refused; all go back into the ring, and only those that may pass are popped
+//! control thread:  Limit::set, Group::set -> Order::Refresh: each queue makes its Gate anew
+//! a queue's turn:  read the chains in the ring: Gate::admits each request or packet, until one is
+//!                  refused; all go back into the ring, and only the admitted ones are popped
 //!                  Gate::settle with their true number and bytes: the guest may have changed them
-//!                  the queue of one that was refused waits until Gate::due_ns
+//!                  the queue whose request was refused waits until Gate::due_ns
 //! ```
 //! Queues without a limit have no [`Gate`], and pay one branch in a turn.
 
@@ -24,20 +25,21 @@ pub use rate::Rate;
 use crate::stats::QueueStats;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Time without requests that is kept, at least: a worker that wakes late by less loses nothing.
+/// The least credit, in milliseconds without requests: a worker that wakes late by less loses
+/// nothing.
 pub const CREDIT_MS: u64 = 50;
-/// Who is refused waits for this long at least, and then takes all that has come: at a high rate a
-/// wake for each request would cost more than the request.
+/// A queue that is refused waits for at least this long, and then passes everything that its rate
+/// allows by then: at a high rate a wake for each request would cost more than the request.
 const PAUSE_NS: u64 = 500_000;
-/// Buckets of a device or group.
+/// The number of buckets of a device or group.
 const CHARGES_MAX: usize = 6;
 
-/// Which way a request or packet goes.
+/// The direction of a request or packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Way {
     /// A read, or a packet that the guest sends (tx).
     Read = 0,
-    /// Any other request that takes from a limit, or a packet for the guest (rx).
+    /// Any other limited request, or a packet for the guest (rx).
     Write = 1,
 }
 
@@ -49,19 +51,19 @@ pub struct Rates {
     pub ops: [u64; 3],
     /// Bytes of their data.
     pub bytes: [u64; 3],
-    /// Milliseconds without requests that are kept; no less than [`CREDIT_MS`] count.
+    /// Milliseconds without requests that may be used afterwards; at least [`CREDIT_MS`].
     pub burst_ms: u64,
 }
 
 impl Rates {
-    /// True if nothing is limited.
+    /// True if there is no limit.
     #[must_use]
     pub fn is_none(&self) -> bool {
         self.ops == [0; 3] && self.bytes == [0; 3]
     }
 }
 
-/// The buckets: those of the operations of [`Rates`], then those of the bytes.
+/// The buckets: those of [`Rates::ops`], then those of [`Rates::bytes`].
 #[derive(Debug, Default)]
 struct Buckets {
     all: [Bucket; CHARGES_MAX],
@@ -77,7 +79,7 @@ impl Buckets {
     }
 }
 
-/// Which buckets a request takes from.
+/// The buckets from which a request takes.
 #[derive(Clone, Copy, Debug)]
 struct Charges(Way);
 
@@ -87,13 +89,14 @@ impl Charges {
         [way, 2, 3 + way, 5].into_iter()
     }
 
-    /// Each bucket with the units that this many requests of this many bytes in all take from it.
+    /// Returns each bucket with the units that this many requests of this many bytes in all take
+    /// from it.
     fn units(self, count: u64, bytes: u64) -> impl Iterator<Item = (usize, u64)> {
         self.indexes().zip([count, count, bytes, bytes])
     }
 }
 
-/// The limit of a device, whether it has one or not.
+/// The limits of a device; all rates are 0 if it has none.
 #[derive(Debug, Default)]
 pub struct Limit {
     own: Buckets,
@@ -101,8 +104,8 @@ pub struct Limit {
 }
 
 impl Limit {
-    /// Other rates, and another group or none, at once. Queues that wait must be told to look
-    /// again ([`Order::Refresh`](crate::Order::Refresh)).
+    /// Sets other rates, and another group or none. The caller must wake the queues that wait, so
+    /// that they check again ([`Order::Refresh`](crate::Order::Refresh)).
     pub fn set(&self, rates: Rates, group: Option<&Arc<Group>>, now_ns: u64) {
         let mut current = self.rates.lock().unwrap_or_else(PoisonError::into_inner);
         let (former, member) = &mut *current;
@@ -116,7 +119,7 @@ impl Limit {
         }
     }
 
-    /// The limit for a queue of the device from now on; `None` if nothing is limited.
+    /// Makes the gate for a queue of the device; `None` if there is no limit.
     #[must_use]
     pub fn gate(self: &Arc<Self>) -> Option<Box<Gate>> {
         let current = self.rates.lock().unwrap_or_else(PoisonError::into_inner);
@@ -136,21 +139,22 @@ impl Limit {
     }
 }
 
-/// A limit as one queue goes by it.
+/// How one queue follows the limits of its device.
 #[derive(Debug)]
 pub struct Gate {
     limit: Arc<Limit>,
     member: Option<Arc<Member>>,
-    /// Nothing passes before; 0: the queue does not wait.
+    /// The time before which nothing passes; 0: the queue does not wait.
     due_ns: u64,
     waits_since_ns: Option<u64>,
-    /// The request or packet that was refused last is charged already, and passes when it is due:
-    /// other queues of the device may not take every unit that comes before this one looks again.
+    /// The request or packet that was refused last. It is charged already, and passes when it is
+    /// due: otherwise other queues of the device could take every new unit before this queue checks
+    /// again.
     booked: Option<(Way, u64)>,
-    /// The place in the group of the request or packet that was refused last.
+    /// The position in the group of the request or packet that was refused last.
     place: Option<Place>,
-    /// What is charged to the group for a packet that [`Self::passes`] has refused. Its bytes are
-    /// not known yet: those of the last one stand for them.
+    /// The charge to the group for a packet that [`Self::passes`] has refused. The packet's bytes
+    /// are not known yet, so the charge is for as many bytes as the last packet had.
     reserved: Option<(Way, u64)>,
     last_bytes: u64,
     /// Requests and bytes that were admitted and charged since the last [`Self::settle`], by
@@ -162,25 +166,25 @@ pub struct Gate {
 pub type Passed = [(u64, u64); 2];
 
 impl Gate {
-    /// True if it is known without a look that nothing passes now.
+    /// True if nothing passes before a time that has not come; needs no check of the buckets.
     #[must_use]
     pub fn is_closed(&self, now_ns: u64) -> bool {
         now_ns < self.due_ns
     }
 
-    /// When the queue, which was refused, should look again.
+    /// Returns when the queue, which was refused, should check again; `None` if it does not wait.
     #[must_use]
     pub fn due_ns(&self) -> Option<u64> {
         (self.due_ns != 0).then_some(self.due_ns)
     }
 
-    /// The queue takes no part for now: it waits for nothing.
+    /// Ends the queue's wait: it takes no requests for now.
     pub fn open(&mut self) {
         self.due_ns = 0;
     }
 
-    /// True if the next request or packet may pass; it must be charged then. Else it is refused,
-    /// and counted, and [`Self::due_ns`] says until when.
+    /// True if the next request or packet may pass; then it must be charged. Otherwise it is
+    /// refused and counted, and [`Self::due_ns`] returns until when.
     pub fn passes(&mut self, way: Way, now_ns: u64, stats: &QueueStats) -> bool {
         let passes = self.may_pass(way, now_ns, stats);
         match &self.member {
@@ -204,8 +208,8 @@ impl Gate {
         self.ends_wait(charges, own_ns, now_ns, stats)
     }
 
-    /// True if a request with these charges may pass, which its device's own buckets let pass at
-    /// `own_ns`; then the queue waits no more. Else it is refused.
+    /// True if a request with these charges may pass, and the queue waits no more. `own_ns`: when
+    /// the device's own buckets let the request pass. Otherwise the request is refused.
     fn ends_wait(
         &mut self,
         charges: Charges,
@@ -245,13 +249,13 @@ impl Gate {
         }
     }
 
-    /// As [`Self::passes`], of a request or packet that seems to have `bytes` bytes. It is charged
-    /// even if it is refused, and then passes at the queue's next look, unless its place in the
-    /// group has not come by then.
+    /// As [`Self::passes`], for a request or packet that seems to have `bytes` bytes. It is charged
+    /// even if it is refused, and then passes at the queue's next check, unless the group has not
+    /// reached its position by then.
     pub fn admits(&mut self, way: Way, bytes: u64, now_ns: u64, stats: &QueueStats) -> bool {
         let (way, bytes) = match self.booked {
             Some(booked) => {
-                // The queue looks when its own buckets let it.
+                // The queue checks when its own buckets let the request pass, so 0.
                 if !self.ends_wait(Charges(booked.0), 0, now_ns, stats) {
                     return false;
                 }
@@ -298,13 +302,13 @@ impl Gate {
         }
     }
 
-    /// A request or packet with this many bytes passes.
+    /// Charges a request or packet with this many bytes, which passes.
     pub fn charge(&mut self, way: Way, bytes: u64, now_ns: u64) {
         self.last_bytes = bytes;
         self.charge_all(way, 1, bytes, now_ns);
     }
 
-    /// This many requests or packets pass, which have this many bytes in all.
+    /// Charges this many requests or packets, which pass and have this many bytes in all.
     fn charge_all(&self, way: Way, count: u64, bytes: u64, now_ns: u64) {
         for (index, units) in Charges(way).units(count, bytes) {
             self.limit.own.all[index].charge(units, now_ns);

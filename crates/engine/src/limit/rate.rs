@@ -1,12 +1,12 @@
-//! `Rate`: a limit of things that may be done a few at once, and then now and then, as one number:
-//! the time when all that was done is paid for. For the control thread, in its clock; queues have
-//! [`Bucket`](super::bucket::Bucket).
+//! `Rate`: a limit of actions that may happen a few at once, and then at intervals, as one number:
+//! the time at which all past actions are paid for. For the control thread, in its clock; queues
+//! have [`Bucket`](super::bucket::Bucket).
 //!
 //! ```text
 //! due:     paid_at - credit
 //! charge:  paid_at = max(paid_at, now) + cost
 //! ```
-//! A rest of some length gives that length back, and never more than the credit.
+//! Time without actions restores as much credit, up to the maximum.
 
 use std::time::Duration;
 use tokio::time::Instant;
@@ -19,31 +19,31 @@ pub struct Rate {
 }
 
 impl Rate {
-    /// `credit`: the costs of all things that may be done at once, without the cost of the last.
+    /// Makes a limit. `credit`: the costs of all actions that may happen at once, less the cost of
+    /// the last.
     #[must_use]
     pub fn new(credit: Duration, now: Instant) -> Self {
         Self { paid_at: now, credit }
     }
 
-    /// Allows `at_once` things at once, the cost of each being `each`, and then one after each
-    /// `each`.
+    /// Allows `at_once` actions at once, each of the cost `each`, and then one per `each`.
     #[must_use]
     pub fn of(at_once: u32, each: Duration, now: Instant) -> Self {
         Self::new(each * at_once.saturating_sub(1), now)
     }
 
-    /// When the next thing may be done; at once if that time has passed.
+    /// Returns when the next action may happen; now if that time has passed.
     #[must_use]
     pub fn due(&self) -> Instant {
         self.paid_at.checked_sub(self.credit).unwrap_or(self.paid_at)
     }
 
-    /// Charges something that is done now.
+    /// Charges an action that happens now.
     pub fn charge(&mut self, cost: Duration, now: Instant) {
         self.paid_at = self.paid_at.max(now) + cost;
     }
 
-    /// True if all is paid for: the whole credit is there again.
+    /// True if all actions are paid for: the whole credit is available again.
     #[must_use]
     pub fn is_rested(&self, now: Instant) -> bool {
         self.paid_at <= now

@@ -1,11 +1,11 @@
-//! Moves queues between workers: measures, lets the policy decide, moves.
+//! Moves queues between workers: measures the load, lets the policy decide, and moves.
 //!
-//! Runs on the control thread, which never reads /proc itself, and only after a worker has said
+//! Runs on the control thread, which never reads /proc itself, and only after a worker has reported
 //! that it is saturated or mostly sleeps: an idle daemon has no timer.
 //! ```text
-//! loop:  wait until a worker says that it is saturated, or that it mostly sleeps
+//! loop:  wait until a worker reports that it is saturated, or that it mostly sleeps
 //!        measure for a window: 50 ms if a worker is saturated, else a second
-//!        the policy decides; its moves are made all at once, so that a queue that cannot leave
+//!        the policy decides; its moves are made all at once, so that a queue that cannot move
 //!        delays no other queue
 //!        pause
 //! ```
@@ -24,24 +24,25 @@ use std::time::Duration;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout};
 
-/// The time that is measured before a saturated worker is relieved.
+/// The window of measurement before queues of a saturated worker are moved.
 const WINDOW: Duration = Duration::from_millis(50);
-/// The time that is measured before queues are gathered: rare work must be seen too.
+/// The window of measurement before queues are gathered on fewer workers: rare work must be seen
+/// too.
 const LONG_WINDOW: Duration = Duration::from_secs(1);
 /// Pause after a decision.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// Numbers that only grow; two samples make a window.
+/// A sample of counters that only grow; two samples make a window.
 struct LoadSample {
     at: Instant,
     workers: Vec<WorkerSample>,
-    /// Nanoseconds that each queue has worked, with its worker.
+    /// The nanoseconds that each queue has worked, with its worker.
     queues: Vec<(Option<usize>, u64)>,
     idle_ns: BTreeMap<usize, u64>,
 }
 
 struct WorkerSample {
-    /// None: its thread does not run.
+    /// `None`: the worker's thread does not run.
     thread_id: Option<i32>,
     times: ThreadTimes,
     looked_ns: u64,
@@ -79,7 +80,8 @@ impl Pool {
                     moved
                 });
             }
-            // A queue whose disk hangs pauses for each attempt to move it, and stays.
+            // A queue whose disk does not complete its requests pauses for each attempt to move it,
+            // and stays.
             let has_moved = under_way.join_all().await.contains(&true);
             if !has_moved {
                 placement.forget_last();
@@ -89,7 +91,7 @@ impl Pool {
         }
     }
 
-    /// A sample, read beside the control thread: /proc may take long.
+    /// Takes a sample on another thread than the control thread: reading /proc may take long.
     async fn sampled(self: &Arc<Self>, routes: &Arc<[Arc<Route>]>) -> Option<LoadSample> {
         let (pool, routes) = (self.clone(), routes.clone());
         aside(move || pool.sample(&routes)).await

@@ -1,4 +1,4 @@
-//! `QueueHandle`: a running queue as its session holds it; `Route`: which worker owns it.
+//! `QueueHandle`: the session's handle of a running queue; `Route`: which worker owns the queue.
 
 use crate::fds::doorbell::{Call, Kick};
 use crate::pool::{Home, Pool, StopError};
@@ -11,12 +11,14 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{Mutex, MutexGuard, oneshot};
 
-/// Longest time that a queue which is to move pauses for its requests in flight; then it stays. A
-/// request that the disk never finishes must not keep the queue paused, nor delay all other moves.
+/// The maximum time for which a queue that is to move pauses for its requests in flight; then it
+/// stays. A request that the disk never finishes must neither keep the queue paused nor delay other
+/// moves.
 const MOVE_TIMEOUT: Duration = Duration::from_millis(100);
 
-/// Which worker runs a queue. A sender holds the lock until its order is in the worker's mailbox,
-/// so that no order goes to a worker that has just given the queue away.
+/// The worker that runs a queue. A sender of an order holds the lock until the order is in the
+/// worker's mailbox, so that no order goes to a worker that has just given the queue to another
+/// one.
 #[derive(Debug)]
 pub struct Route {
     id: QueueId,
@@ -29,7 +31,7 @@ pub struct Route {
 }
 
 impl Route {
-    /// The route of a queue that begins on `worker`, and stays there if it is pinned.
+    /// Makes the route of a queue that begins on `worker`, and stays there if it is pinned.
     pub(crate) fn new(
         id: QueueId,
         pool: Arc<Pool>,
@@ -42,8 +44,8 @@ impl Route {
         Self { id, pool, worker: Mutex::new(worker), stats, home, is_pinned }
     }
 
-    /// Sends an order to the worker that owns the queue. The caller gets the lock: while it keeps
-    /// the lock, the queue does not move.
+    /// Sends an order to the worker that owns the queue. Returns the lock: while the caller holds
+    /// it, the queue does not move.
     async fn send(&self, order: Order) -> MutexGuard<'_, usize> {
         let worker = self.worker.lock().await;
         if let Some(mailbox) = self.pool.mailbox(*worker) {
@@ -52,7 +54,7 @@ impl Route {
         worker
     }
 
-    /// Gives the queue an order and waits for its reply; `None` if the queue runs no more.
+    /// Sends an order to the queue, and returns its reply; `None` if the queue runs no more.
     pub async fn ask<T>(&self, order: impl FnOnce(Reply<T>) -> Order) -> Option<T> {
         let (reply, answer) = oneshot::channel();
         drop(self.send(order(reply)).await);
@@ -70,7 +72,7 @@ impl Route {
         self.ask(Order::Fence).await;
     }
 
-    /// The queue's counters.
+    /// Returns the queue's counters.
     pub fn stats(&self) -> &QueueStats {
         &self.stats
     }
@@ -87,17 +89,18 @@ impl Route {
         self.is_pinned
     }
 
-    /// The worker that owns the queue; `None` while the queue moves, or while an order is sent.
+    /// Returns the worker that owns the queue; `None` while the queue moves, or while an order is
+    /// sent.
     pub(crate) fn worker(&self) -> Option<usize> {
         self.worker.try_lock().ok().map(|worker| *worker)
     }
 
-    /// See [`QueueHandle::move_to`]. The old worker hands the queue to the new one itself: the
+    /// See [`QueueHandle::move_to`]. The old worker passes the queue to the new one itself: the
     /// queue does not wait for the control thread, which may be busy.
     pub(crate) async fn move_to(&self, index: usize) -> bool {
         // Another task that holds the lock for long either stops the queue, which may take for
-        // ever, or moves it. Do not wait for either: the balance decides nothing more until all its
-        // moves are done.
+        // ever, or moves it. Wait for neither: the balance decides nothing more until all its moves
+        // are done.
         let Ok(mut worker) = self.worker.try_lock() else { return false };
         if *worker == index {
             return true;
@@ -126,8 +129,8 @@ impl Route {
     }
 }
 
-/// A running queue, as its session holds it. If this is dropped without [`Self::stop`], a queue of
-/// a worker runs on until that worker ends.
+/// A session's handle of a running queue. If this is dropped without [`Self::stop`], the worker
+/// serves the queue until the worker ends.
 #[derive(Debug)]
 pub struct QueueHandle(Arc<Route>);
 
@@ -136,19 +139,20 @@ impl QueueHandle {
         Self(route)
     }
 
-    /// Which worker owns the queue.
+    /// Returns the route, which says which worker owns the queue.
     pub fn route(&self) -> &Arc<Route> {
         &self.0
     }
 
-    /// Gives the queue an order and waits for its reply; `None` if the queue runs no more. Every
-    /// order is waited for, so that a front-end which sends faster than the queue obeys cannot pile
-    /// up orders, and above all the file descriptors in them.
+    /// Sends an order to the queue, and returns its reply; `None` if the queue runs no more. The
+    /// session waits for the reply of every order, so that a front-end which sends faster than the
+    /// queue follows cannot pile up orders, and above all the file descriptors in them.
     async fn ask<T>(&self, order: impl FnOnce(Reply<T>) -> Order) -> Option<T> {
         self.0.ask(order).await
     }
 
-    /// The worker that owns the queue; `None` while it moves, or while an order is sent.
+    /// Returns the worker that owns the queue; `None` while the queue moves, or while an order is
+    /// sent.
     #[must_use]
     pub fn worker(&self) -> Option<usize> {
         self.0.worker()
@@ -165,11 +169,11 @@ impl QueueHandle {
         base.await.map_err(|_| StopError)
     }
 
-    /// Gives the queue a new snapshot of guest memory; returns when no request uses an older one.
+    /// Sets a new snapshot of guest memory; returns when no request uses an older one.
     ///
     /// # Errors
-    /// [`QueueError::Ring`]: the new snapshot does not contain the ring. The queue goes on with the
-    /// old snapshot.
+    /// [`QueueError::Ring`]: the new snapshot does not contain the ring. The queue keeps the old
+    /// snapshot.
     pub async fn set_memory(
         &self,
         memory: Arc<GuestMemory>,
@@ -179,8 +183,8 @@ impl QueueHandle {
         self.ask(|fence| Order::Memory(memory, addresses, fence)).await.unwrap_or(Ok(()))
     }
 
-    /// Enables or disables the queue (`SET_VRING_ENABLE`). "Disable" returns when nothing that was
-    /// taken from the ring is in flight any more.
+    /// Enables or disables the queue (`SET_VRING_ENABLE`). After "disable", returns when no chain
+    /// that was taken from the ring is in flight any more.
     pub async fn set_enabled(&self, enabled: bool) {
         self.ask(|fence| Order::Enable(enabled, fence)).await;
     }
@@ -207,10 +211,10 @@ impl QueueHandle {
     }
 
     /// Moves the running queue to worker `index`: the queue stops popping, waits for what is in
-    /// flight, and goes on at the other worker. Needs a tokio runtime with time.
+    /// flight, and continues on the other worker. Needs a tokio runtime with time.
     ///
-    /// Returns false, and the queue goes on where it is, if worker `index` cannot run, if the
-    /// operator has chosen the queue's worker, if the queue stops or moves just now, or if a
+    /// Returns false, and the queue stays where it is, if worker `index` cannot run, if the
+    /// operator has chosen the queue's worker, if the queue is stopping or moving now, or if a
     /// request in flight did not end in time.
     pub async fn move_to(&self, index: usize) -> bool {
         self.0.move_to(index).await

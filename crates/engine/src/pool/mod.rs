@@ -1,4 +1,5 @@
-//! The workers: start (nobody else starts a worker), place, move a queue, stop.
+//! The pool of workers: starts workers (no other code does), places queues, moves them, and stops
+//! the workers.
 
 mod balance;
 pub(crate) mod handle;
@@ -29,9 +30,9 @@ use std::time::Duration;
 /// How the workers run.
 #[derive(Clone, Debug)]
 pub struct PoolOptions {
-    /// Workers at most; started on demand.
+    /// The maximum of workers; a worker starts when a queue needs it.
     pub workers_max: usize,
-    /// How long they look for work before they sleep.
+    /// How long a worker polls for work before it sleeps.
     pub polling: Polling,
     /// Use io_uring where the kernel allows it.
     pub uring: bool,
@@ -44,18 +45,18 @@ impl Default for PoolOptions {
     }
 }
 
-/// The operator's choice of the CPUs of workers and of the workers of queues. Everything else is
-/// left to the balance.
+/// The operator's choice of the CPUs of workers and of the workers of queues. The balance decides
+/// everything else.
 #[derive(Clone, Debug, Default)]
 pub struct Pins {
-    /// The CPUs of each worker; workers behind the last one run wherever the process may.
+    /// The CPUs of each worker; workers after the last entry run on any CPU of the process.
     pub worker_cpus: Vec<Vec<usize>>,
     /// By a device's name, the worker of each of its queues, or of each queue pair of a network
-    /// device; those behind the last one go where the balance puts them.
+    /// device; the balance places the queues after the last entry.
     pub queue_workers: HashMap<String, Vec<usize>>,
 }
 
-/// The device and unit of a queue: the queues of one home move together.
+/// The device and unit of a queue: queues with the same home move together.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Home {
     /// The name of the device.
@@ -64,42 +65,42 @@ pub struct Home {
     pub unit: usize,
 }
 
-/// A worker as others see it.
+/// The state of a worker, for reports and the balance.
 #[derive(Clone, Debug)]
 pub struct WorkerView {
-    /// Its counters: the sum over this thread and those that ended before it.
+    /// The worker's counters: the sum over its thread and the worker's earlier threads.
     pub stats: Arc<WorkerStats>,
-    /// The CPUs that it is bound to.
+    /// The CPUs to which the worker is bound.
     pub cpus: Option<Vec<usize>>,
-    /// The kernel's name for its thread, if that runs.
+    /// The kernel's id of the worker's thread, if the thread runs.
     pub thread_id: Option<i32>,
-    /// The CPU time of that thread, by the kernel's accounts.
+    /// The CPU times of that thread, by the kernel's accounts.
     pub(crate) times: ThreadTimes,
-    /// It can be given queues.
+    /// True if the worker can get queues.
     pub(crate) is_open: bool,
 }
 
 impl WorkerView {
-    /// Nanoseconds that its threads ran, by the kernel's accounts.
+    /// Returns the nanoseconds that the worker's threads ran, by the kernel's accounts.
     #[must_use]
     pub fn ran_ns(&self) -> u64 {
         self.stats.ran_before_ns.value() + self.times.ran_ns
     }
 }
 
-/// How far a worker is, to be compared with an earlier look.
+/// The progress of a worker, to be compared with an earlier value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pulse {
     /// The worker.
     pub worker: usize,
-    /// The kernel's name for its thread.
+    /// The kernel's id of its thread.
     pub thread_id: i32,
     /// Grows with each round; odd while the worker works, even while it sleeps.
     pub beats: u64,
 }
 
 impl Pulse {
-    /// True if the worker has not gone on since `earlier`, and does not sleep either.
+    /// True if the worker works, and has made no progress since `earlier`.
     #[must_use]
     pub fn hangs_since(&self, earlier: &Self) -> bool {
         self == earlier && self.beats % 2 == 1
@@ -111,9 +112,9 @@ struct Running {
     mailbox: Arc<Mailbox>,
     thread: JoinHandle<()>,
     has_ring: bool,
-    /// The thread, as the kernel's accounts name it.
+    /// The kernel's id of the thread.
     thread_id: i32,
-    /// Tells whether the thread comes back from its calls.
+    /// Shows whether the thread is blocked in a call.
     post: Arc<Post>,
 }
 
@@ -125,7 +126,7 @@ struct Place {
 }
 
 impl Place {
-    /// The thread, unless it ends.
+    /// Returns the thread, unless it is about to end.
     fn open(&self) -> Option<&Running> {
         self.running.as_ref().filter(|running| !running.mailbox.is_closed())
     }
@@ -134,7 +135,7 @@ impl Place {
 /// The workers of the daemon.
 #[derive(Debug)]
 pub struct Pool {
-    /// This pool, for the watch over its workers.
+    /// This pool, for the threads that watch its workers.
     me: Weak<Self>,
     options: PoolOptions,
     worker_cpus: Vec<Vec<usize>>,
@@ -144,24 +145,24 @@ pub struct Pool {
     next_id: AtomicU64,
     /// Every running queue, for the balance.
     routes: Mutex<Vec<Weak<Route>>>,
-    /// Where the workers report to the balance.
+    /// By these the workers report to the balance.
     pub(crate) reports: Arc<Reports>,
 }
 
-/// Why a queue did not stop properly.
+/// The error of a queue that did not stop properly.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the worker is gone")]
 pub struct StopError;
 
 impl Pool {
-    /// A pool with no worker yet, whose queues go where the balance puts them.
+    /// Makes a pool with no worker yet, whose queues the balance places.
     #[must_use]
     pub fn new(options: PoolOptions) -> Arc<Self> {
         Self::pinned(options, Pins::default())
     }
 
-    /// A pool with no worker yet. CPUs of workers beyond [`PoolOptions::workers_max`] are not used,
-    /// and a queue that is pinned to such a worker cannot start.
+    /// Makes a pool with no worker yet. CPUs of workers beyond [`PoolOptions::workers_max`] are not
+    /// used, and a queue that is pinned to such a worker cannot start.
     #[must_use]
     pub fn pinned(options: PoolOptions, pins: Pins) -> Arc<Self> {
         Arc::new_cyclic(|me| Self {
@@ -185,20 +186,20 @@ impl Pool {
         self.places.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Starts the first worker if it does not run. Returns whether disks can use io_uring; `None`
+    /// Starts the first worker if it does not run. Returns true if disks can use io_uring; `None`
     /// if no thread could be started.
     #[must_use]
     pub fn has_ring(&self) -> Option<bool> {
         self.run(&mut self.lock(), 0).map(|running| running.has_ring)
     }
 
-    /// How many workers run.
+    /// Returns how many workers run.
     #[must_use]
     pub fn worker_count(&self) -> usize {
         self.lock().iter().filter(|place| place.open().is_some()).count()
     }
 
-    /// How far each worker is that runs.
+    /// Returns the progress of each worker that runs.
     #[must_use]
     pub fn pulses(&self) -> Vec<Pulse> {
         let places = self.lock();
@@ -210,26 +211,27 @@ impl Pool {
         places.iter().enumerate().filter_map(pulse).collect()
     }
 
-    /// The device whose turn it is on a worker; empty if it is that of none, or of several.
+    /// Returns the name of the device whose queue takes a turn on a worker; an empty string if no
+    /// device's does, or several devices' do.
     #[must_use]
     pub fn device_at(&self, worker: usize) -> String {
         let post = self.lock().get(worker).and_then(|place| Some(place.open()?.post.clone()));
-        // Without the lock, which the post takes to look for the device.
+        // Without the lock, which the search for the device takes.
         post.map(|post| post.device()).unwrap_or_default()
     }
 
-    /// Counters of each worker that runs or has run.
+    /// Returns the counters of each worker that runs or has run.
     #[must_use]
     pub fn worker_stats(&self) -> Vec<Arc<WorkerStats>> {
         self.lock().iter().map(|place| place.stats.clone()).collect()
     }
 
-    /// Every worker that runs, has run or may run. This reads /proc, which may take long: never on
-    /// the control thread.
+    /// Returns every worker that runs, has run or may run. Reads /proc, which may take long: never
+    /// call this on the control thread.
     #[must_use]
     pub fn views(&self) -> Vec<WorkerView> {
         let mut views = self.views_without_times();
-        // Without the lock: whoever starts a queue or feeds the watchdog takes it.
+        // Without the lock: starting a queue and feeding the watchdog need it.
         for view in &mut views {
             view.times = view.thread_id.map(thread_times).unwrap_or_default();
         }
@@ -257,8 +259,8 @@ impl Pool {
         (0..self.options.workers_max).map(view).collect()
     }
 
-    /// Places a queue on the worker that its operator has chosen, else on the first one; the
-    /// balance moves it when that is worth it.
+    /// Places a queue on the worker that the operator has chosen, otherwise on the first one; the
+    /// balance moves it later if that is worth it.
     pub fn start(self: &Arc<Self>, queue: Box<dyn Run>, home: Home) -> Option<QueueHandle> {
         self.has_ring()?;
         let pin = {
@@ -279,7 +281,8 @@ impl Pool {
         Some(QueueHandle::new(route))
     }
 
-    /// The first worker that is not held by a device; the first of all if each of them is.
+    /// Returns the first worker that is not stuck in a call for a device; the first of all if each
+    /// is.
     fn first_that_comes_back(&self) -> usize {
         let places = self.lock();
         let is_held = |index: &usize| {
@@ -289,21 +292,21 @@ impl Pool {
         (0..self.options.workers_max).find(|index| !is_held(index)).unwrap_or(0)
     }
 
-    /// The name of the device of a queue that runs.
+    /// Returns the name of the device of a queue that runs.
     pub(crate) fn device_of(&self, queue: QueueId) -> Option<String> {
         let route = self.routes().into_iter().find(|route| route.id() == queue);
         route.map(|route| route.home().device.clone())
     }
 
-    /// Every queue that runs now.
+    /// Returns every queue that runs now.
     pub fn routes(&self) -> Vec<Arc<Route>> {
         let routes = self.routes.lock().unwrap_or_else(PoisonError::into_inner);
         routes.iter().filter_map(Weak::upgrade).collect()
     }
 
-    /// Has the queues of these devices take their rules and limits anew. Returns when each has, or
-    /// when `max_wait` is over: a queue that is moving or stopping obeys when it can. Needs a tokio
-    /// runtime with time.
+    /// Has the queues of these devices read their rules and limits anew. Returns when each has, or
+    /// when `max_wait` is over: a queue that is moving or stopping follows when it can. Needs a
+    /// tokio runtime with time.
     pub async fn refresh(&self, is_wanted: impl Fn(&str) -> bool, max_wait: Duration) {
         let routes = self.routes().into_iter().filter(|route| is_wanted(&route.home().device));
         let asked: Vec<_> = routes
@@ -317,24 +320,25 @@ impl Pool {
         let _ = tokio::time::timeout(max_wait, all).await;
     }
 
-    /// The mailbox of worker `index`, which has a queue and therefore runs.
+    /// Returns the mailbox of worker `index`, which has a queue and therefore runs.
     pub(crate) fn mailbox(&self, index: usize) -> Option<Arc<Mailbox>> {
         self.lock().get(index).and_then(Place::open).map(|running| running.mailbox.clone())
     }
 
-    /// A lease at worker `index`, which is started if it may be and does not run.
+    /// Takes a lease at worker `index`; starts the worker if it may run and does not.
     pub(crate) fn lease(&self, index: usize) -> Option<Lease> {
         let mut places = self.lock();
-        // A queue opened for a ring cannot run where the kernel refused one (out of memory, fds).
+        // A queue that was opened for an io_uring cannot run on a worker to which the kernel
+        // refused one (out of memory or descriptors).
         let has_ring = self.run(&mut places, 0)?.has_ring;
-        // It may end between two looks, once.
+        // A worker may end once between the two calls, so there are two attempts.
         (0..2).find_map(|_| {
             let running = self.run(&mut places, index).filter(|r| r.has_ring || !has_ring)?;
             Lease::take(&running.mailbox)
         })
     }
 
-    /// Worker `index`, started if it may be and does not run.
+    /// Returns worker `index`; starts it if it may run and does not.
     fn run<'a>(&self, places: &'a mut Vec<Place>, index: usize) -> Option<&'a Running> {
         if index >= self.options.workers_max {
             return None;
@@ -352,7 +356,7 @@ impl Pool {
         place.running.as_ref()
     }
 
-    /// Starts a thread and waits until it is ready; `None` if it could not be had.
+    /// Starts a thread and waits until it is ready; `None` if the system has none.
     fn start_worker(&self, index: usize, stats: Arc<WorkerStats>) -> Option<Running> {
         sentry::start().then_some(())?;
         let mailbox = Arc::new(Mailbox::new().ok()?);
@@ -362,8 +366,9 @@ impl Pool {
         stats.policy.wake_ns.set(wake.ns);
         let policy = Policy::new(self.options.polling, wake.ns, index as u64);
         let cpus = self.worker_cpus.get(index).cloned();
-        // The first one stays: a guest that arrives must not depend on a thread that can be had. It
-        // ends only to give back threads of the kernel, which are more than its next start takes.
+        // The first worker stays: a new guest must not depend on whether the system has a thread.
+        // This worker ends only to free threads of the kernel's io_uring, when these are more than
+        // its next start takes.
         let pool = self.me.clone();
         let device_of = move |queue| pool.upgrade()?.device_of(QueueId(queue));
         let post = Post::new(Serves::Queues(Box::new(device_of)));
@@ -385,7 +390,7 @@ impl Pool {
                     worker.run();
                     let ran_ns = u64::try_from(cpu_time().as_nanos()).unwrap_or(u64::MAX);
                     counters.ran_before_ns.add(ran_ns);
-                    // The pool knows it until the next one takes its place.
+                    // The pool keeps the ended thread until the next one replaces it.
                     ends.end();
                 }
                 Err(errno) => {

@@ -1,5 +1,5 @@
-//! Measures the cost of waking a thread that sleeps on another CPU: once, when the first worker
-//! starts, for the policy of polling.
+//! Measures the time to wake a thread that sleeps on another CPU: once, when the first worker
+//! starts, for the polling policy.
 
 use crate::accounts::allowed_cpus;
 use crate::policy::wake::{Wake, settle};
@@ -11,16 +11,16 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// Wakes that are measured: the median of this many is steady.
+/// The number of measured wakes: the median of this many is steady.
 const WAKES: usize = 32;
-/// How long the sleeper sleeps before each: its CPU must have become idle.
+/// Pause before each wake: the sleeper's CPU must have become idle.
 const REST: Duration = Duration::from_micros(100);
-/// A wake that takes longer was disturbed, or there is no second CPU to run on.
+/// A wake that takes longer was disturbed, or there is no second CPU.
 const TIMEOUT: Duration = Duration::from_millis(1);
-/// All of it: a disturbed machine must not hold up the start.
+/// The maximum for all wakes: a disturbed machine must not delay the start.
 const TIMEOUT_OF_ALL: Duration = Duration::from_millis(20);
 
-/// Nanoseconds from the write that wakes until a sleeper on another CPU runs.
+/// Returns the nanoseconds from the write that wakes until a sleeper on another CPU runs.
 pub(crate) fn wake() -> Wake {
     static WAKE: OnceLock<Wake> = OnceLock::new();
     *WAKE.get_or_init(|| settle(&mut measure()))
@@ -31,9 +31,9 @@ fn now() -> Instant {
     Instant::now()
 }
 
-/// The wakes that were not disturbed, in nanoseconds; none if they cannot be measured. A daemon
-/// that is bound to one CPU is woken by guests on others, and cannot measure that: a wake on one
-/// and the same CPU costs a sixth of it, and would make a worker sleep where it should look.
+/// Returns the durations of undisturbed wakes, in nanoseconds; none if they cannot be measured. A
+/// daemon that is bound to one CPU cannot measure wakes by guests on other CPUs: a wake on the same
+/// CPU costs a sixth of that, and would make a worker sleep where it should poll.
 fn measure() -> Vec<u64> {
     let [first, second, ..] = allowed_cpus()[..] else { return Vec::new() };
     std::thread::scope(|scope| {
@@ -51,7 +51,7 @@ fn bind(cpu: usize) -> Result<(), Errno> {
     sched_setaffinity(None, &set)
 }
 
-/// Wakes a thread on `cpu` again and again; how long each took, in nanoseconds.
+/// Wakes a thread on `cpu` again and again; returns how long each wake took, in nanoseconds.
 fn wake_over_and_over(cpu: usize) -> Vec<u64> {
     let Ok(event) = eventfd(0, EventfdFlags::CLOEXEC) else { return Vec::new() };
     let (began, woken_ns, ends) = (now(), AtomicU64::new(0), AtomicBool::new(false));
@@ -84,7 +84,7 @@ fn wake_over_and_over(cpu: usize) -> Vec<u64> {
     wakes
 }
 
-/// Notes when it was woken, and sleeps again.
+/// Records the time of each wake, and sleeps again.
 fn sleep_over_and_over(
     event: BorrowedFd<'_>,
     began: Instant,
@@ -97,7 +97,7 @@ fn sleep_over_and_over(
     }
 }
 
-/// Looks until `is_done`, for `max_wait` at most. True if it became true.
+/// Spins until `is_done`, for `max_wait` at most. Returns true if `is_done` became true.
 fn await_until(max_wait: Duration, is_done: impl Fn() -> bool) -> bool {
     let began = now();
     while !is_done() {

@@ -1,11 +1,11 @@
-//! How a queue is enabled and disabled: one that was just disabled drops the chains in its ring,
-//! before the order is answered.
+//! How a queue is enabled and disabled. A transmitq that was just disabled drops the chains in its
+//! ring, before the order is answered.
 //!
 //! ```text
 //! order:   drop a batch at once, which empties most rings: answer the order
 //!          there is more? the queue stays hot, and the order is answered later
 //! turn:    drops a batch, in the time of its guest like any other turn
-//! end:     nothing is left, or a ring's size of chains was dropped: answer the order
+//! end:     nothing is left, or as many chains as the ring's size were dropped: answer the order
 //! ```
 //! The driver chooses how much its ring holds: dropping the largest ring full of the longest chains
 //! takes a worker many milliseconds. If the order dropped all of them at once, no other guest would
@@ -25,15 +25,14 @@ const TURNS_AT_ONCE: usize = 2;
 #[derive(Debug)]
 pub(super) struct Emptying {
     fence: Fence,
-    /// At most how many chains in the ring were there when the queue was disabled: its size, less
-    /// the chains that were dropped since. Chains beyond them came later, from a driver that fills
-    /// it further.
+    /// The maximum of chains that were in the ring when the queue was disabled: the ring's size,
+    /// less the chains that were dropped since. The driver added any further chains later.
     left: usize,
 }
 
 impl<R: Ring, H: Handler<R>> RunningQueue<R, H> {
-    /// Obeys `SET_VRING_ENABLE`. Some front-ends send no `GET_VRING_BASE`, and take the queue's
-    /// memory back once "disable" is acknowledged: `fence` is answered when nothing is in flight.
+    /// Follows `SET_VRING_ENABLE`. Some front-ends send no `GET_VRING_BASE`, and reuse the queue's
+    /// memory once "disable" is acknowledged: so `fence` is answered when nothing is in flight.
     pub(super) fn set_enabled(&mut self, is_enabled: bool, fence: Fence, io: &mut QueueIo<'_>) {
         if !is_enabled {
             if self.life.disable() {
@@ -43,8 +42,8 @@ impl<R: Ring, H: Handler<R>> RunningQueue<R, H> {
                 self.give_up_aside();
                 self.discard_all(fence, io);
             } else {
-                // The queue was disabled before, and its requests may still be in flight. If that
-                // was before it came to this process, the former one may have left some.
+                // The queue was disabled before, and its requests may still be in flight. If a
+                // former process disabled it, that process may have left some.
                 self.settle_owed();
                 self.fence_disabled(fence);
             }
@@ -56,7 +55,7 @@ impl<R: Ring, H: Handler<R>> RunningQueue<R, H> {
         self.notifier.trust_kick();
         // A port that was lost may be back.
         self.handler.revive();
-        // The driver may have kicked before it enabled the queue: look at the ring.
+        // The driver may have kicked before it enabled the queue: read the ring.
         self.make_hot(io.now_ns());
         let _ = fence.send(Ok(()));
     }
@@ -79,8 +78,8 @@ impl<R: Ring, H: Handler<R>> RunningQueue<R, H> {
         self.make_hot(io.now_ns());
     }
 
-    /// Counts the `popped` chains of a turn while an order waits. The emptying ends when the turn
-    /// found the ring empty, or when the chains of a full ring were dropped.
+    /// Counts the `popped` chains of a turn while an order waits. The order is answered when the
+    /// turn found the ring empty, or when as many chains as the ring's size were dropped.
     #[cold]
     pub(super) fn go_on_emptying(&mut self, popped: usize, mode: TurnMode, now_ns: u64) {
         let Some(Emptying { left, .. }) = &mut self.emptying else { return };
@@ -88,8 +87,8 @@ impl<R: Ring, H: Handler<R>> RunningQueue<R, H> {
         if mode == TurnMode::Drop && popped > 0 && *left > 0 {
             return;
         }
-        // Chains that are found now were added after the queue was disabled: its driver still fills
-        // the ring. Further turns drop what the driver adds, until it adds nothing for a while.
+        // The driver added chains that are found now after the queue was disabled, and so still
+        // fills the ring. Further turns drop such chains, until the driver adds none for a while.
         let goes_on = self.life.mode() == TurnMode::Drop && self.ring.enable_notifications();
         if goes_on && self.notifier.has_kick() {
             self.make_hot(now_ns);
@@ -100,7 +99,7 @@ impl<R: Ring, H: Handler<R>> RunningQueue<R, H> {
         self.end_emptying();
     }
 
-    /// Empties the ring no further: the order is answered when nothing is in flight any more.
+    /// Stops emptying the ring: the order is answered when nothing is in flight any more.
     pub(super) fn end_emptying(&mut self) {
         if let Some(Emptying { fence, .. }) = self.emptying.take() {
             self.fence_disabled(fence);

@@ -1,4 +1,5 @@
-//! `Epochs`: which snapshots of guest memory are still in use, and who waits for their end.
+//! `Epochs`: which snapshots of guest memory are still in use, and which fences wait for the end of
+//! their use.
 //!
 //! ```text
 //! begin():         a request of the present epoch is in flight
@@ -15,7 +16,7 @@ use crate::running::orders::Fence;
 use manyring_memory::GuestMemory;
 use std::sync::Arc;
 
-/// Names the time between two changes of a queue's memory.
+/// The time between two changes of a queue's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Epoch(u32);
 
@@ -33,7 +34,7 @@ struct Retiring {
 #[derive(Debug)]
 pub struct Epochs {
     current: Epoch,
-    /// How many requests of the present epoch are in flight. Counted, since a front-end may ask
+    /// How many requests of the present epoch are in flight. A counter, since a front-end may ask
     /// for the end of an epoch again and again, and a walk over all slots takes long.
     begun: usize,
     memory: Arc<GuestMemory>,
@@ -42,25 +43,25 @@ pub struct Epochs {
 }
 
 impl Epochs {
-    /// The first epoch, in which `memory` is the queue's.
+    /// Begins the first epoch, in which `memory` is the queue's.
     pub fn new(memory: Arc<GuestMemory>) -> Self {
         Self { current: Epoch(0), begun: 0, memory, retiring: Vec::new() }
     }
 
-    /// A request begins, in the epoch that is returned.
+    /// Counts a request that begins, and returns its epoch.
     #[inline]
     pub fn begin(&mut self) -> Epoch {
         self.begun += 1;
         self.current
     }
 
-    /// The epoch of requests that begin now.
+    /// Returns the epoch of requests that begin now.
     #[inline]
     pub fn current(&self) -> Epoch {
         self.current
     }
 
-    /// The snapshot of `epoch`: that of the present epoch, or of one that is not acknowledged.
+    /// Returns the snapshot of `epoch`, which is the present epoch or is not acknowledged.
     ///
     /// # Panics
     /// If `epoch` was acknowledged: its memory may be unmapped.
@@ -76,7 +77,7 @@ impl Epochs {
         &older.memory
     }
 
-    /// A request of `epoch` is done. The snapshot stays until [`Self::acknowledge`].
+    /// Counts a request of `epoch` that is done. The snapshot stays until [`Self::acknowledge`].
     #[inline]
     pub fn end(&mut self, epoch: Epoch) {
         if epoch == self.current {
@@ -106,27 +107,27 @@ impl Epochs {
         self.acknowledge();
     }
 
-    /// `reply` is answered when no request is left that began until now. Memory stays as it is.
+    /// Answers `reply` when no request is left that has begun until now. The memory stays the same.
     pub fn barrier(&mut self, reply: Fence) {
         self.retire(self.memory.clone(), reply);
     }
 
-    /// True while somebody waits for the end of an epoch.
+    /// True while a fence waits for the end of an epoch.
     #[must_use]
     #[inline]
     pub fn is_waited_for(&self) -> bool {
         !self.retiring.is_empty()
     }
 
-    /// Leaves the memory of every epoch mapped for ever: the queue ends while somebody may still
-    /// use the memory of what is in flight. Fences are dropped, not answered.
+    /// Leaves the memory of every epoch mapped for ever: the queue ends, and the kernel or a disk's
+    /// thread may still use the memory of what is in flight. Fences are dropped, not answered.
     pub fn leak(self) {
         let older = self.retiring.into_iter().map(|retiring| retiring.memory);
         older.chain([self.memory]).for_each(std::mem::forget);
     }
 
-    /// Answers the fences of epochs that have no request left, and lets go of their snapshots.
-    /// Called when the driver can see the answers of all requests that are done.
+    /// Answers the fences of epochs that have no request left, and releases their snapshots. Called
+    /// when the driver can see the answers of all requests that are done.
     #[inline]
     pub fn acknowledge(&mut self) {
         if !self.retiring.is_empty() {
@@ -138,7 +139,7 @@ impl Epochs {
     fn acknowledge_older(&mut self) {
         let done = self.retiring.iter().take_while(|retiring| retiring.left == 0).count();
         for Retiring { memory, reply, .. } in self.retiring.drain(..done) {
-            // Before the reply: the control thread, which hears it, then holds the last reference
+            // Before the reply: the control thread, which receives it, then has the last reference
             // and unmaps the memory. Unmapping may take long, so a worker must not do it.
             drop(memory);
             let _ = reply.send(Ok(()));

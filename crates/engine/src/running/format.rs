@@ -1,8 +1,8 @@
-//! Where the format of a virtqueue's ring is chosen: once for each queue, and for all of its turns.
+//! Chooses the format of a virtqueue's ring: once for each queue, and for all of its turns.
 //!
-//! A handler serves chains, whatever ring they come from, and is compiled for each format of ring.
-//! Were the format asked for inside a turn instead, each chain would pay for it: an enum of the
-//! formats took 3 to 4 % more instructions a turn.
+//! A handler serves chains of a ring of any format, and is compiled for each format. If a turn
+//! chose the format instead, each chain would pay for it: an enum of the formats took 3 to 4 % more
+//! instructions a turn.
 
 use crate::Activation;
 use crate::policy::moderation::Moderation;
@@ -19,8 +19,8 @@ pub trait AnyFormat: Handler<split::SplitDeviceHalf> + Handler<packed::PackedDev
 impl<H: Handler<split::SplitDeviceHalf> + Handler<packed::PackedDeviceHalf>> AnyFormat for H {}
 
 impl Activation {
-    /// The queue as a worker runs it: `handler` serves its ring, and notifications are held back as
-    /// `moderation` says.
+    /// Makes the queue that a worker runs: `handler` serves its ring, and notifications are held
+    /// back according to `moderation`.
     pub fn running(
         self,
         handler: impl AnyFormat,

@@ -1,5 +1,5 @@
-//! `Life`: whether a running queue serves its ring, drops what the ring holds, or rests; and the
-//! events that its session gets.
+//! `Life`: whether a running queue serves its ring, drops the chains in the ring, or does not use
+//! the ring; and the events for its session.
 
 use crate::fds::doorbell::Call;
 use crate::running::handler::TurnMode;
@@ -20,17 +20,17 @@ pub struct Event {
 /// The kinds of event that a running queue reports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EventKind {
-    /// The driver broke the ring's rules: the queue has stopped, the session goes on.
+    /// The driver broke the ring's rules: the queue has stopped, the session continues.
     Fault(QueueError),
-    /// Guest memory was cut away: the session must end.
+    /// Guest memory was truncated: the session must end.
     MemoryLost,
-    /// The port is down or gone: nothing is received until the driver enables the queue again.
+    /// The port is down or deleted: nothing is received until the driver enables the queue again.
     PortGone,
 }
 
 /// The use of its ring by a disabled queue, if [`Handler::DROPS_WHEN_DISABLED`] is set. The driver
-/// may use the memory for something else by now, so the ring is read only after a kick, and written
-/// only if chains were found after that kick.
+/// may use the memory for something else by now, so the queue reads the ring only after a kick, and
+/// writes it only if chains were found after that kick.
 ///
 /// [`Handler::DROPS_WHEN_DISABLED`]: crate::running::handler::Handler::DROPS_WHEN_DISABLED
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,20 +43,21 @@ enum Discard {
     Found,
 }
 
-/// The state of a running queue, and where its events go.
+/// The state of a running queue, and the channel of its events.
 #[derive(Debug)]
 pub(crate) struct Life {
-    /// A turn's permission to use the ring. Follows from the fields below, and is kept up to date.
+    /// What a turn may do with the ring. Follows from the fields below; each change of these
+    /// updates it.
     mode: TurnMode,
-    /// The handler drops the chains of a disabled queue.
+    /// True if the handler drops the chains of a disabled queue.
     drops: bool,
     /// Index of the virtqueue in its device.
     index: usize,
     is_enabled: bool,
     discard: Discard,
-    /// No more pops: the queue stops or moves when nothing is in flight.
+    /// True if the queue pops nothing more: it stops or moves when nothing is in flight.
     is_draining: bool,
-    /// The queue stops or was disabled; all the same it pops the chains that a former process has
+    /// True if the queue stops or was disabled, but still pops the chains that a former process has
     /// taken.
     serves_owed: bool,
     is_memory_lost: bool,
@@ -90,7 +91,7 @@ impl Life {
         }
     }
 
-    /// A turn's permission to use the ring.
+    /// Returns what a turn may do with the ring.
     #[inline]
     pub(crate) fn mode(&self) -> TurnMode {
         self.mode
@@ -120,13 +121,13 @@ impl Life {
         self.is_draining
     }
 
-    /// True if the ring may be written: the driver may use the memory of a disabled ring for
-    /// something else, unless it has just been seen to fill the ring.
+    /// True if the ring may be written. The driver may use the memory of a disabled ring for
+    /// something else, unless the queue has just seen the driver fill the ring.
     pub(crate) fn may_write(&self) -> bool {
         self.is_enabled || self.serves_owed || self.discard == Discard::Found
     }
 
-    /// Disables the queue. True if it was enabled.
+    /// Disables the queue. Returns true if it was enabled.
     pub(crate) fn disable(&mut self) -> bool {
         let was_enabled = std::mem::replace(&mut self.is_enabled, false);
         self.work_out_mode();
@@ -141,25 +142,26 @@ impl Life {
         self.work_out_mode();
     }
 
-    /// `is_draining`: pop no more from now on. False: pop again.
+    /// Stops popping if `is_draining`; otherwise pops again.
     pub(crate) fn set_draining(&mut self, is_draining: bool) {
         self.is_draining = is_draining;
         self.work_out_mode();
     }
 
-    /// `serves_owed`: pop the chains that a former process has taken and not returned, although the
-    /// queue stops or is disabled. No base says which chains these are.
+    /// Sets whether the queue pops the chains that a former process has taken and not returned,
+    /// although it stops or is disabled. No base says which chains these are.
     pub(crate) fn set_serves_owed(&mut self, serves_owed: bool) {
         self.serves_owed = serves_owed;
         self.work_out_mode();
     }
 
-    /// True while chains that a former process has taken are popped in spite of the queue's end.
+    /// True while the queue pops chains that a former process has taken, although it stops or is
+    /// disabled.
     pub(crate) fn serves_owed(&self) -> bool {
         self.serves_owed && self.mode == TurnMode::Serve
     }
 
-    /// The driver has kicked.
+    /// Call when the driver has kicked.
     pub(crate) fn kicked(&mut self) {
         if !self.is_enabled && self.discard == Discard::No {
             self.discard = Discard::Kicked;
@@ -167,14 +169,14 @@ impl Life {
         }
     }
 
-    /// Chains of a disabled queue have been dropped.
+    /// Call when chains of a disabled queue have been dropped.
     #[cold]
     pub(crate) fn dropped_some(&mut self) {
         debug_assert!(!self.is_enabled, "the queue is served");
         self.discard = Discard::Found;
     }
 
-    /// A disabled queue neither reads nor writes its ring until the driver kicks.
+    /// Stops the use of a disabled queue's ring until the driver kicks.
     pub(crate) fn leave_alone(&mut self) {
         if std::mem::replace(&mut self.discard, Discard::No) != Discard::No {
             self.work_out_mode();
@@ -185,16 +187,16 @@ impl Life {
         self.err = err;
     }
 
-    /// Reports the ring's fault once: it is counted, the session gets an event, and the err fd is
-    /// signalled. If guest memory was cut away, reports only that.
+    /// Reports the ring's fault once: counts it, sends the session an event, and signals the err
+    /// fd. If guest memory was truncated, reports only that.
     #[cold]
     pub(crate) fn tell_fault(&mut self, ring: &impl Ring, stats: &QueueStats) {
         if std::mem::replace(&mut self.is_fault_told, true) {
             return;
         }
         self.work_out_mode();
-        // Memory that was cut away reads as zeroes, which no driver has written: the fault that was
-        // found in the ring is not the driver's.
+        // Truncated memory reads as zeroes, which no driver has written: the fault that was found
+        // in the ring is not the driver's.
         if ring.is_broken() {
             self.lose_memory(stats);
             return;
@@ -210,7 +212,7 @@ impl Life {
         }
     }
 
-    /// Guest memory was cut away: no more pops, and the session ends.
+    /// Records that guest memory was truncated: the queue pops nothing more, and the session ends.
     #[cold]
     pub(crate) fn lose_memory(&mut self, stats: &QueueStats) {
         if !std::mem::replace(&mut self.is_memory_lost, true) {
@@ -220,7 +222,7 @@ impl Life {
         }
     }
 
-    /// Tells the session once, while the queue is enabled, that the port is down or gone.
+    /// Sends the session one event, while the queue is enabled, that the port is down or deleted.
     pub(crate) fn tell_port(&mut self) {
         if self.is_enabled && !std::mem::replace(&mut self.is_port_told, true) {
             self.tell(EventKind::PortGone);
@@ -231,12 +233,13 @@ impl Life {
         let _ = self.events.try_send(Event { index: self.index, kind });
     }
 
-    /// True if both queues belong to one session, as far as a worker can tell guests apart.
+    /// True if both queues belong to one session, and so to one guest.
     pub(crate) fn is_of_same_guest(&self, other: &mpsc::Sender<Event>) -> bool {
         self.events.same_channel(other)
     }
 
-    /// The session's mailbox, by which a worker tells the queues of one guest from another's.
+    /// Returns the session's mailbox, by which a worker tells the queues of one guest from
+    /// another's.
     pub(crate) fn guest(&self) -> &mpsc::Sender<Event> {
         &self.events
     }

@@ -1,32 +1,32 @@
-//! `RunningQueue`: a queue as its worker runs it, whatever its ring and its device are.
+//! `RunningQueue`: a queue on its worker, generic over its ring and its device.
 //!
 //! ```text
 //! turn:    mode = serve, drop or rest                       what may be done with the ring
 //!          done = handler.turn(ring, mode)                  takes chains, serves, returns them
-//!          something was returned? publish it; the driver wants to know? tell it now, or hold
+//!          something was returned? publish it; the driver wants to know? notify it now, or hold
 //!          the call back                                    (notifier.rs)
 //!          a call was held back, and is due? ring it
-//!          the ring has a fault? latch it, signal err, tell the session once      (life.rs)
-//! settle:  there is more to do, or nobody can kick? keep looking
-//!          policy/polling.rs says that the next request is near? keep looking
-//!          waits for the driver: ask for a kick, and look at the ring once more
+//!          the ring has a fault? latch it, signal err, send the session one event (life.rs)
+//! settle:  there is more to do, or the driver cannot kick? keep polling
+//!          policy/polling.rs says that the next request is near? keep polling
+//!          waits for the driver: ask for a kick, and read the ring once more
 //!          waits for its port: watch it          waits for a time: name it
 //!          nothing found? take no turn until one of these reports
-//! order:   new memory:    give back what nobody has begun to serve, resolve the ring again;
+//! order:   new memory:    give back chains that the device has not begun, resolve the ring again;
 //!                         answer when nothing in flight uses the former memory
-//!          disable:       the same; a transmitq, whose driver may go on, is emptied as well
+//!          disable:       the same; a transmitq, whose driver may continue, is emptied as well
 //!          stop, move:    take no more; leave when nothing is in flight
 //! ```
 //! 1. A hot queue takes a turn in every round of its worker, and asks the driver for no kicks. A
 //!    queue that has settled takes no turn until its kick, its port, its disk, an order or the
 //!    clock wakes it.
-//! 2. A queue that settles asks for a kick first and looks at the ring afterwards, with a full
-//!    fence between the two. If the driver adds a chain at that moment, either the queue sees the
-//!    chain, or the driver sees that it must kick.
-//! 3. A disk's completion counts as work, as a request does: a driver that is told of it sends its
-//!    next request at once in most cases, so the worker keeps looking for that request.
-//! 4. The driver may use the ring of a disabled queue for something else. The ring is read only
-//!    after a kick, and written only if chains were found after that kick.
+//! 2. A queue that settles asks for a kick first and reads the ring afterwards, with a full fence
+//!    between the two. If the driver adds a chain at that moment, either the queue sees the chain,
+//!    or the driver sees that it must kick.
+//! 3. A disk's completion counts as work, as a request does: a driver that is notified of it sends
+//!    its next request at once in most cases, so the worker keeps polling for that request.
+//! 4. The driver may use the ring of a disabled queue for something else. The queue reads the ring
+//!    only after a kick, and writes it only if chains were found after that kick.
 //! 5. Chains that were popped and not begun (receive buffers that were popped ahead, frames that a
 //!    port did not take) go back before memory changes. A request that a disk has begun carries its
 //!    epoch and keeps its snapshot mapped; the order's fence is answered when the last such request
@@ -66,7 +66,7 @@ use std::fmt::Debug;
 use std::sync::Arc;
 use tokio::sync::mpsc;
 
-/// Whether the worker looks at the ring.
+/// When the worker reads the ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum RingLook {
     /// In every round.
@@ -75,13 +75,13 @@ enum RingLook {
     Armed,
 }
 
-/// How long a queue without work goes on taking turns while its worker is busy with other queues.
-/// This is longer than an idle worker looks for work before it sleeps: a further look adds little
-/// to the round of a busy worker, whereas a queue that has settled costs its guest a kick.
+/// How long a queue without work still takes turns while its worker is busy with other queues. This
+/// is longer than an idle worker polls before it sleeps: a further turn adds little to the round of
+/// a busy worker, whereas a queue that has settled costs its guest a kick.
 const BUSY_REST_NS: u64 = 1_000_000;
-/// Poll masks that say there is nothing to wait for: `POLLERR | POLLHUP | POLLNVAL`.
+/// Poll results after which there is nothing to wait for: `POLLERR | POLLHUP | POLLNVAL`.
 const POLL_BROKEN: i32 = 0x8 | 0x10 | 0x20;
-/// The result of a watch that was taken away; another one may have begun since.
+/// The result of a watch that was ended; another watch may have begun since.
 const CANCELLED: i32 = -Errno::CANCELED.raw_os_error();
 /// `POLLIN | POLLOUT`
 const POLL_READY: i32 = 0x1 | 0x4;
@@ -97,9 +97,9 @@ pub struct RunningQueue<R: Ring, H: Handler<R>> {
     look: RingLook,
     worked_at_ns: u64,
     looked_at_ns: u64,
-    /// The port is watched, and has not reported yet.
+    /// True if the port is watched, and has not signalled yet.
     watches_port: bool,
-    /// The handler has more to do in the next turn.
+    /// True if the handler has more to do in the next turn.
     has_more: bool,
     /// Set while the queue drops the chains in its ring, before the order that disabled it is
     /// answered.
@@ -108,7 +108,7 @@ pub struct RunningQueue<R: Ring, H: Handler<R>> {
 }
 
 impl<R: Ring, H: Handler<R>> RunningQueue<R, H> {
-    /// A queue that serves the ring of `activation` with `handler`.
+    /// Makes a queue that serves the ring of `activation` with `handler`.
     pub fn new(activation: Activation<R>, handler: H, stats: Arc<QueueStats>) -> Self {
         let Activation { index, queue: ring, kick, call, err, enabled, events, .. } = activation;
         stats.running.set(1);
@@ -128,7 +128,7 @@ impl<R: Ring, H: Handler<R>> RunningQueue<R, H> {
         }
     }
 
-    /// Holds notifications back as the operator wishes.
+    /// Sets how notifications are held back, as the operator has configured.
     pub fn moderated(mut self, moderation: Moderation) -> Self {
         self.notifier.set_moderation(moderation);
         self
@@ -145,7 +145,7 @@ impl<R: Ring, H: Handler<R>> RunningQueue<R, H> {
         self.worked_at_ns = now_ns;
     }
 
-    /// The events and times for which the queue waits, in its present mode.
+    /// Returns the events and times for which the queue waits, in its present mode.
     fn waits(&self) -> Waits {
         match self.life.mode() {
             TurnMode::Rest => self.handler.waits_at_rest(),
@@ -201,8 +201,8 @@ impl<R: Ring, H: Handler<R>> RunningQueue<R, H> {
         self.handler.published();
     }
 
-    /// Watches the port, if the handler waits for it. False if the port is always ready, and thus
-    /// has nothing to watch: the queue must keep asking it.
+    /// Watches the port, if the handler waits for it. Returns false if the port is always ready,
+    /// and so cannot be watched: then the queue must keep polling it.
     fn watch_port(&mut self, io: &mut QueueIo<'_>) -> bool {
         let Some(awaited) = self.waits().port else { return true };
         match self.handler.readiness() {
@@ -235,7 +235,7 @@ impl<R: Ring, H: Handler<R>> Run for RunningQueue<R, H> {
         self.looked_at_ns = io.now_ns();
         self.make_hot(io.now_ns());
         self.life.set_draining(false);
-        // Guest memory may have been cut away before the queue came to this worker.
+        // Guest memory may have been truncated before the queue came to this worker.
         self.check_memory();
     }
 
@@ -250,7 +250,7 @@ impl<R: Ring, H: Handler<R>> Run for RunningQueue<R, H> {
         let (mode, now_ns) = (self.life.mode(), io.now_ns());
         let mut turn = Turn { io, stats: &self.stats, mode };
         let mut done = self.handler.turn(&mut self.ring, &mut turn);
-        // The queue was disabled or ends, so its driver is to get all chains back.
+        // The queue was disabled or ends, so its driver must get all chains back.
         let gives_back = self.giving_up.is_on || self.emptying.is_some();
         if gives_back {
             done = self.give_up_after(done);
@@ -286,7 +286,8 @@ impl<R: Ring, H: Handler<R>> Run for RunningQueue<R, H> {
             return false;
         }
         if asks_driver && self.life.may_write() {
-            // If this look finds a fault, the queue stays hot, and its next turn reports the fault.
+            // If this read of the ring finds a fault, the queue stays hot, and its next turn
+            // reports the fault.
             let has_work = self.ring.enable_notifications();
             if has_work || self.ring.is_faulted() {
                 return false;
@@ -370,7 +371,7 @@ impl<R: Ring, H: Handler<R>> Run for RunningQueue<R, H> {
                 let _ = reply.send(());
             }
             Order::Kick(kick, reply) => {
-                // The driver may have kicked the former fd a moment ago: look at the ring.
+                // The driver may have kicked the former fd a moment ago: read the ring.
                 self.notifier.set_kick(kick, io, self.life.is_enabled());
                 self.make_hot(now_ns);
                 let _ = reply.send(());
@@ -384,7 +385,7 @@ impl<R: Ring, H: Handler<R>> Run for RunningQueue<R, H> {
                 let _ = reply.send(());
             }
             Order::LeaveAside(reply) => self.leave_aside(reply),
-            // The worker itself obeys these (`worker/obey.rs`).
+            // The worker itself follows these orders (`worker/obey.rs`).
             Order::Stop(_) => {}
         }
     }
@@ -443,7 +444,8 @@ impl<R: Ring, H: Handler<R>> Run for RunningQueue<R, H> {
     }
 
     fn deadline_ns(&self) -> Option<u64> {
-        // The handler's time, or the time when a call that is held back, or repeated, must go.
+        // The handler's time, or the time at which a call that is held back, or repeated, must be
+        // sent.
         [self.waits().at_ns, self.notifier.due_ns()].into_iter().flatten().min()
     }
 

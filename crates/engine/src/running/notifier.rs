@@ -16,22 +16,22 @@ const REPEAT_NS: u64 = 20_000_000;
 
 /// The doorbells of a queue.
 ///
-/// User Mode Linux hears of its calls by signals, and now and then leaves one unread in its socket
-/// until the next one comes (seen with Linux 6.1, docs/design/0014). The driver then waits for a
-/// call, and the device for the driver. So the last call by a pipe or a socket is repeated once
-/// when its queue has been at rest for a while; a call without used buffers is harmless.
+/// User Mode Linux learns of its calls by signals, and now and then leaves a call unread in its
+/// socket until the next one comes (seen with Linux 6.1, docs/design/0014). Then the driver waits
+/// for a call, and the device for the driver. So the last call by a pipe or a socket is repeated
+/// once when its queue has had no work for a while; a call without used buffers is harmless.
 #[derive(Debug)]
 pub(crate) struct Notifier {
     kick: Option<Kick>,
     /// The number under which the worker watches the kick.
     watch: u32,
-    /// An eventfd that is never read reports its old count when it is watched anew: the next
-    /// event of the kick is that report, and not a kick.
+    /// True if the next event of the kick is no kick: an eventfd that is never read reports its old
+    /// count when it is watched anew.
     is_stale: bool,
-    /// The driver has kicked since [`Self::take_kicked`] was last called.
+    /// True if the driver has kicked since the last [`Self::take_kicked`].
     is_kicked: bool,
     call: Option<Arc<Call>>,
-    /// The driver may miss a call.
+    /// True if the driver may miss a call.
     may_miss: bool,
     repeat: Repeat,
     moderator: Moderator,
@@ -45,7 +45,7 @@ pub(crate) struct Notifier {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Repeat {
     No,
-    /// After a while of rest, which has not begun.
+    /// A while after the queue settles, which it has not yet done.
     Owed,
     At(u64),
 }
@@ -61,8 +61,8 @@ struct Held {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Moment {
     pub(crate) now_ns: u64,
-    /// False while the queue drains, is disabled or has stopped. A call for chains that still come
-    /// back is sent at once then, and the ring is not read for further chains.
+    /// False while the queue drains, is disabled or has stopped. Then a call for chains that are
+    /// still returned is sent at once, and the ring is not read for further chains.
     pub(crate) is_served: bool,
 }
 
@@ -85,7 +85,7 @@ impl Notifier {
         }
     }
 
-    /// False if the driver cannot kick: the ring must be polled all the time.
+    /// True if the driver can kick; otherwise the ring must be polled all the time.
     pub(crate) fn has_kick(&self) -> bool {
         self.kick.is_some()
     }
@@ -107,9 +107,9 @@ impl Notifier {
         }
     }
 
-    /// Handles an event of the kick that is watched under the number `watch`. True if the driver
-    /// has kicked. An event of a kick that was replaced is no kick; ECANCELED is the end of a
-    /// watch; the first event of a stale eventfd is its old count.
+    /// Handles an event of the kick that is watched under the number `watch`. Returns true if the
+    /// driver has kicked. An event of a kick that was replaced is no kick; ECANCELED is the end of
+    /// a watch; the first event of a stale eventfd is its old count.
     pub(crate) fn on_kick(
         &mut self,
         watch: u32,
@@ -135,7 +135,7 @@ impl Notifier {
         is_kick
     }
 
-    /// The ring is served from now on: every event of the kick counts.
+    /// Call when the ring is served from now on: every event of the kick counts.
     pub(crate) fn trust_kick(&mut self) {
         self.is_stale = false;
     }
@@ -147,7 +147,7 @@ impl Notifier {
         self.watch(io, is_enabled);
     }
 
-    /// True if the driver has kicked since this was asked last.
+    /// Returns true if the driver has kicked since the last call.
     #[inline]
     pub(crate) fn take_kicked(&mut self) -> bool {
         std::mem::take(&mut self.is_kicked)
@@ -161,7 +161,7 @@ impl Notifier {
         self.ring_anew();
     }
 
-    /// Reads where the ring stands, and rings the call that a former process may have left out.
+    /// Reads the ring's positions, and sends the call that a former process may not have sent.
     pub(crate) fn begin(&self, ring: &mut impl Ring) {
         if ring.begin() {
             self.ring_anew();
@@ -174,14 +174,14 @@ impl Notifier {
         }
     }
 
-    /// Holds notifications back as the operator wishes, until the driver sets limits of its own.
-    /// For a queue that does not run yet.
+    /// Sets how notifications are held back, as the operator has configured, until the driver sets
+    /// limits. For a queue that does not run yet.
     pub(crate) fn set_moderation(&mut self, moderation: Moderation) {
         self.moderator = Moderator::new(moderation);
     }
 
-    /// Holds notifications back within the limits that the driver has set; `None`: the driver has
-    /// set none, and the operator's apply.
+    /// Sets the limits of the driver within which notifications are held back; `None`: the driver
+    /// has set none, and the operator's apply.
     pub(crate) fn set_limits(&mut self, limits: Option<Limits>, stats: &QueueStats) {
         self.moderator.set_driver(limits);
         // A held notification was held back by the former limits: send it.
@@ -220,9 +220,9 @@ impl Notifier {
         }
     }
 
-    /// How many chains became visible to a driver that wants them in order (virtio 1.3 §2.7.9), in
-    /// a turn that returned `count`: some of these still wait for earlier chains, while some that
-    /// were returned in earlier turns wait no longer.
+    /// Returns how many chains became visible to a driver that wants them in order (virtio 1.3
+    /// §2.7.9), in a turn that returned `count`: some of these still wait for earlier chains, while
+    /// some that were returned in earlier turns wait no longer.
     #[cold]
     fn seen_of(&mut self, count: u64, ring: &impl Ring) -> u64 {
         let before = std::mem::replace(&mut self.unseen, ring.waiting().into());
@@ -253,8 +253,8 @@ impl Notifier {
         let decide = |left| self.moderator.decide(now_ns, &held.untold, left);
         let decision = match decide(left_in(ring)) {
             _ if !is_served => ModerationDecision::Send(Cause::Unmoderated),
-            // Dry, as of the last look at the ring. The driver may have made chains available
-            // since: look again before the call is sent for that reason.
+            // Nothing was left at the last read of the ring. The driver may have made chains
+            // available since: check again before the call is sent for that reason.
             ModerationDecision::Send(Cause::Dry) if ring.has_available() => decide(left_in(ring)),
             decision => decision,
         };
@@ -311,7 +311,8 @@ impl Notifier {
         }
     }
 
-    /// When a notification that is held back must go, or the last one must be repeated.
+    /// Returns when a notification that is held back must be sent, or the last one must be
+    /// repeated.
     pub(crate) fn due_ns(&self) -> Option<u64> {
         let repeat_ns = match self.repeat {
             Repeat::At(at_ns) => Some(at_ns),
@@ -320,14 +321,15 @@ impl Notifier {
         [self.held.map(|held| held.due_ns), repeat_ns].into_iter().flatten().min()
     }
 
-    /// The queue settles: a call that the driver may have missed is repeated if nothing follows.
+    /// Call when the queue settles: a call that the driver may have missed is repeated if no other
+    /// follows.
     pub(crate) fn rest(&mut self, now_ns: u64) {
         if self.repeat == Repeat::Owed {
             self.repeat = Repeat::At(now_ns + REPEAT_NS);
         }
     }
 
-    /// Repeats the last call, if it is time.
+    /// Repeats the last call, if that is due.
     pub(crate) fn repeat_if_due(&mut self, now_ns: u64, stats: &QueueStats) {
         if let Repeat::At(at_ns) = self.repeat
             && at_ns <= now_ns
@@ -359,7 +361,8 @@ fn may_be_missed(call: Option<&Arc<Call>>) -> bool {
     call.is_some_and(|call| call.may_be_missed())
 }
 
-/// Chains that the driver has made available and not got back, as of the last look at the ring.
+/// Returns how many chains the driver has made available and not got back, at the last read of the
+/// ring.
 fn left_in(ring: &impl Ring) -> u64 {
     [ring.in_flight(), ring.waiting(), ring.available_count()].into_iter().map(u64::from).sum()
 }

@@ -1,4 +1,4 @@
-//! The orders that the control thread gives to running queues.
+//! The orders that the control thread sends to running queues.
 
 use crate::fds::doorbell::{Call, Kick};
 use crate::policy::moderation::Limits;
@@ -7,14 +7,14 @@ use manyring_queue::{Base, QueueError, RingAddresses};
 use std::sync::Arc;
 use tokio::sync::oneshot;
 
-/// Names a running queue, in all workers and for all time.
+/// A unique number of a running queue, in all workers and for all time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct QueueId(pub(crate) u64);
 
 /// A reply to an order.
 pub type Reply<T> = oneshot::Sender<T>;
-/// A reply to an order that takes guest memory away: sent once nothing uses that memory any more.
-/// An error says that the order was refused, and nothing has changed.
+/// A reply to an order that removes guest memory: sent once nothing uses that memory any more. An
+/// error says that the order was refused, and nothing has changed.
 pub type Fence = Reply<Result<(), QueueError>>;
 
 /// An order of a session or a device to a running queue. If the reply is dropped instead of sent,
@@ -27,12 +27,12 @@ pub enum Order {
     Memory(Arc<GuestMemory>, RingAddresses, Fence),
     /// Reply when everything that was taken until now is done.
     Fence(Fence),
-    /// The session ends, and its front-end is not told a base: leave the chains that are set aside
-    /// to the next session, if the ring has a record.
+    /// The session ends, and its front-end gets no base: leave the chains that are set aside to the
+    /// next session, if the ring has a record.
     LeaveAside(Reply<()>),
     /// Enable or disable the queue (`SET_VRING_ENABLE`).
     Enable(bool, Fence),
-    /// Take the new rules of the queue (link, offloads, filter).
+    /// Read the new rules of the queue (link, offloads, filter).
     Refresh(Reply<()>),
     /// Hold notifications back within the limits that the driver has set (virtio 1.3 §5.1.6.5.9);
     /// `None`: as the operator has configured.

@@ -1,4 +1,4 @@
-//! `Run`: a running queue as its worker sees it, whatever its ring and its handler are.
+//! `Run`: the interface of a running queue to its worker, the same for every ring and handler.
 
 use crate::io::QueueIo;
 use crate::policy::polling::Decision;
@@ -11,69 +11,69 @@ use std::fmt::Debug;
 use std::sync::Arc;
 use tokio::sync::mpsc;
 
-/// Something that happened to a queue, as its worker was told.
+/// An event of a queue, which its worker got.
 #[derive(Clone, Copy, Debug)]
 pub enum Happened {
     /// The kick that is watched under this number has an event.
     Kick(u32),
     /// The worker's io_uring has completed the entry with this token.
     Disk(u32),
-    /// The watched port has reported.
+    /// The watched port has signalled.
     Port,
-    /// A disk or port has finished something outside the worker's io_uring.
+    /// A disk or port has finished work outside the worker's io_uring.
     Offload,
 }
 
-/// The result of a turn, as the worker sees it.
+/// The result of a turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Turned {
-    /// The queue had work.
+    /// True if the queue had work.
     pub worked: bool,
-    /// Requests or frames that the queue took.
+    /// The number of requests or frames that the queue took.
     pub taken: usize,
-    /// The queue had no work, and should settle although its worker is busy with others.
+    /// True if the queue had no work, and should settle although its worker is busy with others.
     pub is_overdue: bool,
 }
 
-/// A running queue as its worker sees it.
+/// A running queue, as its worker calls it.
 pub trait Run: Send + Debug {
-    /// Prepares the queue on a worker: reads where the ring stands, attaches the handler, watches
+    /// Prepares the queue on a worker: reads the ring's positions, attaches the handler, watches
     /// the kick, and makes the queue hot.
     fn attach(&mut self, io: &mut QueueIo<'_>);
 
-    /// Takes the queue off its worker, when nothing is in flight: ends its watches.
+    /// Detaches the queue from its worker, when nothing is in flight: ends its watches.
     fn detach(&mut self, io: &mut QueueIo<'_>);
 
-    /// One turn: takes a batch, serves it, returns what is done, notifies the driver.
+    /// Takes one turn: takes a batch, serves it, returns what is done, notifies the driver.
     fn turn(&mut self, io: &mut QueueIo<'_>) -> Turned;
 
     /// Tries to stop taking turns: asks for a kick if the queue waits for its driver, and watches
-    /// the port if it waits for that. False: the queue must go on taking turns.
+    /// the port if it waits for that. Returns false if the queue must still take turns.
     ///
-    /// `decision`: the decision of the polling policy. `looks_on`: the worker keeps looking at the
-    /// ring of some queue. A queue that waits for its port alone keeps looking only in that case:
-    /// its look is a system call, which finds nothing most of the time.
+    /// `decision`: the decision of the polling policy. `looks_on`: the worker still polls the ring
+    /// of some queue. A queue that waits for its port alone takes turns only in that case: reading
+    /// the port is a system call, which finds nothing most of the time.
     fn settle(&mut self, decision: Decision, looks_on: bool, io: &mut QueueIo<'_>) -> bool;
 
-    /// Something has happened to the queue.
+    /// Handles an event of the queue.
     fn on_event(&mut self, happened: Happened, event: Woken, io: &mut QueueIo<'_>);
 
     /// True if the queue holds frames that the port can take: its next turns send them.
     fn is_in_burst(&self) -> bool;
 
-    /// Obeys an order of the control thread. The worker itself obeys [`Order::Stop`].
+    /// Follows an order of the control thread. The worker itself follows [`Order::Stop`].
     fn heed(&mut self, order: Order, io: &mut QueueIo<'_>);
 
-    /// The time that [`Self::deadline_ns`] named has come.
+    /// Called at the time that [`Self::deadline_ns`] returned.
     fn wake(&mut self, now_ns: u64);
 
-    /// Some guest's memory was cut away: checks whether this queue uses it.
+    /// Called when some guest's memory was truncated: checks whether this queue uses it.
     fn check_memory(&mut self);
 
-    /// Pops no more, for good, and takes back the frames that its port has not begun to send.
+    /// Stops popping, for good, and takes back the frames that its port has not begun to send.
     fn drain(&mut self);
 
-    /// Pops no more until [`Self::resume`], on this worker or another. The queue waits for the
+    /// Stops popping until [`Self::resume`], on this worker or another. The queue waits for the
     /// frames that its port has; unlike [`Self::drain`] it takes none of them back.
     fn pause(&mut self);
 
@@ -90,32 +90,34 @@ pub trait Run: Send + Debug {
     /// True if the queue should settle although its worker is busy with others.
     fn is_overdue(&self, now_ns: u64) -> bool;
 
-    /// True if `decision` lets the worker keep reading this queue's ring for new chains.
+    /// True if `decision` lets the worker poll this queue's ring for new chains.
     fn looks_at_ring(&self, decision: Decision, now_ns: u64) -> bool;
 
     /// True if requests of the queue are in flight at a disk.
     fn awaits_disk(&self) -> bool;
 
-    /// When the queue wants a turn though no event has come: to retry, or to send a held call.
+    /// Returns when the queue wants a turn without an event: to retry, or to send a held call.
     fn deadline_ns(&self) -> Option<u64>;
 
-    /// The worker would sleep until [`Self::deadline_ns`], which is too near for a sleep: sends the
-    /// call that is held back.
+    /// Called when the worker would otherwise sleep until [`Self::deadline_ns`], which is too near
+    /// for a sleep: sends the call that is held back.
     fn prepare_sleep(&mut self);
 
-    /// True if the queue pops no more and nothing is in flight.
+    /// True if the queue pops nothing more and nothing is in flight.
     fn is_drained(&self) -> bool;
 
-    /// Where the ring goes on, as `GET_VRING_BASE` returns it.
+    /// Returns the base: the position from which the ring is to be served next, as `GET_VRING_BASE`
+    /// returns it.
     fn base(&self) -> Base;
 
-    /// The session's mailbox, by which a worker tells the queues of one guest from another's.
+    /// Returns the session's mailbox, by which a worker tells the queues of one guest from
+    /// another's.
     fn guest(&self) -> &mpsc::Sender<Event>;
 
-    /// True if `guest` names the session of this queue.
+    /// True if `guest` is the mailbox of this queue's session.
     fn is_of_guest(&self, guest: &mpsc::Sender<Event>) -> bool;
 
-    /// The queue's counters.
+    /// Returns the queue's counters.
     fn stats(&self) -> &Arc<QueueStats>;
 }
 

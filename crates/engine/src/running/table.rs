@@ -1,7 +1,7 @@
 //! `Table`: the handler's state of each chain in flight, under the chain's slot.
 //!
 //! A slot is a number below the ring's size that no other chain in flight has. Therefore the table
-//! needs no list of free places, and the slot is also the token by which a disk or a port names
+//! needs no list of free entries, and the slot is also the token by which a disk or a port names
 //! its work.
 
 use crate::running::epoch::Epoch;
@@ -19,13 +19,13 @@ impl<T> Default for Table<T> {
 }
 
 impl<T> Table<T> {
-    /// An empty table: nothing is in flight.
+    /// Makes an empty table: nothing is in flight.
     #[must_use]
     pub const fn new() -> Self {
         Self(Vec::new())
     }
 
-    /// Keeps the state of the chain in `slot`.
+    /// Stores the state of the chain in `slot`.
     #[inline]
     pub fn insert(&mut self, slot: u16, epoch: Epoch, what: T) {
         let slot = usize::from(slot);
@@ -41,25 +41,25 @@ impl<T> Table<T> {
         self.0.resize_with(len, || None);
     }
 
-    /// The state of the chain in `slot`.
+    /// Returns the state of the chain in `slot`.
     pub fn get(&self, slot: u32) -> Option<&T> {
         let (_, what) = self.0.get(slot as usize)?.as_ref()?;
         Some(what)
     }
 
-    /// Takes the state of the chain in `slot`. `None` if there is none: the disk or port has named
-    /// a wrong token, which no guest can cause.
+    /// Removes and returns the state of the chain in `slot`. `None` if there is none: the disk or
+    /// port has named a wrong token, which no guest can cause.
     #[inline]
     pub fn take(&mut self, slot: u32) -> Option<(Epoch, T)> {
         self.0.get_mut(slot as usize)?.take()
     }
 
-    /// All that is in flight, with its slots.
+    /// Returns the states of all chains in flight, with their slots.
     pub fn iter(&self) -> impl Iterator<Item = (u32, &T)> {
         (0..).zip(&self.0).filter_map(|(slot, entry)| Some((slot, &entry.as_ref()?.1)))
     }
 
-    /// Takes all that is left.
+    /// Removes and returns the states of all chains in flight.
     pub fn drain(&mut self) -> impl Iterator<Item = T> {
         self.0.drain(..).flatten().map(|(_, what)| what)
     }

@@ -1,15 +1,16 @@
-//! `Histogram`: counts of values by their size; `Histograms`: some that are allocated with their
+//! `Histogram`: counts of values by their size; `Histograms`: several that are allocated with their
 //! first value; `ServeTimes`: one for each operation of a disk.
 
 use super::Counter;
 use std::sync::OnceLock;
 use std::sync::atomic::AtomicU64;
 
-/// Buckets of a histogram: 4 per power of two.
+/// The number of buckets of a histogram: 4 per power of two.
 pub const BUCKETS: usize = 252;
 
-/// A log-linear histogram of 64-bit values, 4 buckets per power of two, 2 KiB. It shares no cache
-/// line, nor the line that a CPU fetches beside it: another worker writes to its neighbour.
+/// A log-linear histogram of 64-bit values, 4 buckets per power of two, 2 KiB. Its alignment keeps
+/// other data out of its cache lines, and out of the line that a CPU fetches with each of them:
+/// another worker writes the data next to it.
 #[derive(Debug)]
 #[repr(align(128))]
 pub struct Histogram {
@@ -17,7 +18,7 @@ pub struct Histogram {
     sum: Counter,
 }
 
-/// A histogram without a value, for whoever reads one that was not allocated.
+/// A histogram without a value, returned in place of one that is not allocated.
 static EMPTY: Histogram = Histogram::new();
 
 impl Default for Histogram {
@@ -34,7 +35,7 @@ impl Histogram {
         }
     }
 
-    /// The bucket of `value`: its highest set bit and the two below it.
+    /// Returns the bucket of `value`: given by its highest set bit and the two bits below.
     #[must_use]
     #[inline]
     #[allow(clippy::cast_possible_truncation, reason = "below 4")]
@@ -47,7 +48,7 @@ impl Histogram {
         4 * (power as usize - 1) + low
     }
 
-    /// The largest value of bucket `index`.
+    /// Returns the largest value of bucket `index`.
     #[must_use]
     pub fn bucket_max(index: usize) -> u64 {
         if index < 4 {
@@ -66,7 +67,7 @@ impl Histogram {
         self.sum.add(value.wrapping_mul(count));
     }
 
-    /// The buckets that are not empty: largest value and count.
+    /// Returns the largest value and the count of each bucket that is not empty.
     pub fn filled(&self) -> impl Iterator<Item = (u64, u64)> {
         self.buckets.iter().enumerate().filter_map(|(index, bucket)| {
             let count = bucket.value();
@@ -74,24 +75,25 @@ impl Histogram {
         })
     }
 
-    /// Every number of it.
+    /// Returns every number of the histogram.
     fn cells(&self) -> impl Iterator<Item = &Counter> {
         self.buckets.iter().chain([&self.sum])
     }
 
-    /// Sum of all values.
+    /// Returns the sum of all values.
     #[must_use]
     pub fn sum(&self) -> u64 {
         self.sum.value()
     }
 
-    /// Number of values.
+    /// Returns the number of values.
     #[must_use]
     pub fn count(&self) -> u64 {
         self.buckets.iter().map(Counter::value).sum()
     }
 
-    /// The value that `percent` of all values do not exceed, to a bucket's precision; 0 if empty.
+    /// Returns the value that `percent` of all values do not exceed, to a bucket's precision; 0 if
+    /// empty.
     #[must_use]
     pub fn percentile(&self, percent: u64) -> u64 {
         let rank = (self.count() * percent).div_ceil(100);
@@ -105,7 +107,7 @@ impl Histogram {
     }
 }
 
-/// Histograms that get their values together. They are allocated (2 KiB each) with the first one:
+/// Histograms that get their values together. They are allocated (2 KiB each) with the first value:
 /// of the queues of a thousand devices most have never run.
 #[derive(Debug)]
 pub(super) struct Histograms<const N: usize>(OnceLock<Box<[Histogram; N]>>);
@@ -117,13 +119,14 @@ impl<const N: usize> Default for Histograms<N> {
 }
 
 impl<const N: usize> Histograms<N> {
-    /// The histograms, if they are allocated.
+    /// Returns the histograms, if they are allocated.
     #[inline]
     pub(super) fn allocated(&self) -> Option<&[Histogram; N]> {
         self.0.get().map(|all| &**all)
     }
 
-    /// The histograms, for their first value. Only the owner of the queue may call it.
+    /// Returns the histograms for their first value, and allocates them. Only the queue's owner may
+    /// call this.
     pub(super) fn to_record(&self) -> &[Histogram; N] {
         self.0.get_or_init(Self::allocate)
     }
@@ -134,17 +137,17 @@ impl<const N: usize> Histograms<N> {
         Box::new(std::array::from_fn(|_| Histogram::new()))
     }
 
-    /// The histograms, which are empty if none has a value yet.
+    /// Returns the histograms, which are empty if none has a value yet.
     pub(super) fn all(&self) -> [&Histogram; N] {
         self.0.get().map_or([&EMPTY; N], |all| all.each_ref())
     }
 
-    /// True if one may have a value.
+    /// True if a histogram may have a value.
     fn is_allocated(&self) -> bool {
         self.0.get().is_some()
     }
 
-    /// Every number of them.
+    /// Returns every number of the histograms.
     pub(super) fn numbers(&self) -> impl Iterator<Item = u64> {
         self.all().into_iter().flat_map(Histogram::cells).map(Counter::value)
     }
@@ -172,28 +175,29 @@ pub enum ServedOp {
     Flush,
     /// A discard, a write of zeroes or a secure erase.
     Discard,
-    /// A request that never reached the disk: one that was refused, or asked for the disk's serial.
+    /// A request that never reached the disk: one that was refused, or that asked for the disk's
+    /// serial.
     Other,
 }
 
-/// Operations that most queues meet all the time: the first ones of [`ServedOp`].
+/// The number of operations that most queues do all the time: the first ones of [`ServedOp`].
 const OFTEN: usize = 2;
-/// Operations that most queues meet seldom or never: those behind them.
+/// The number of operations that most queues do seldom or never: the others.
 const RARE: usize = 3;
 
-/// A histogram for each operation of a disk. Those of the rare ones are allocated by themselves.
+/// A histogram for each operation of a disk. Those of the rare operations are allocated separately.
 #[derive(Debug, Default)]
 pub struct ServeTimes {
-    /// Of reads, and of writes.
+    /// The histograms of reads and of writes.
     often: Histograms<OFTEN>,
     rare: Histograms<RARE>,
 }
 
 impl ServeTimes {
-    /// How many histograms there are.
+    /// The number of histograms.
     pub(super) const HISTOGRAMS: usize = OFTEN + RARE;
 
-    /// Counts `count` requests that took `value` each. Only the owner of the queue may.
+    /// Counts `count` requests that took `value` each. Only the queue's owner may call this.
     #[inline]
     pub fn record(&self, op: ServedOp, value: u64, count: u64) {
         match self.often.allocated().and_then(|often| often.get(op as usize)) {
@@ -202,7 +206,7 @@ impl ServeTimes {
         }
     }
 
-    /// Records the time of a rare operation, or the first one of the others.
+    /// Records the time of a rare operation, or the first time of another one.
     #[cold]
     #[inline(never)]
     fn record_rare(&self, op: usize, value: u64, count: u64) {
@@ -212,7 +216,7 @@ impl ServeTimes {
         }
     }
 
-    /// Each operation that there may be values of: its name and its histogram.
+    /// Returns the name and histogram of each operation that may have values.
     pub fn ops(&self) -> impl Iterator<Item = (&'static str, &Histogram)> {
         let rare = self.rare.is_allocated().then(|| self.rare.all());
         ["read", "write", "flush", "discard", "other"]
@@ -220,7 +224,8 @@ impl ServeTimes {
             .zip(self.often.all().into_iter().chain(rare.into_iter().flatten()))
     }
 
-    /// The buckets of all operations together that are not empty: largest value and count.
+    /// Returns the largest value and the count of each bucket of all operations together that is
+    /// not empty.
     #[must_use]
     pub fn filled(&self) -> Vec<(u64, u64)> {
         let count = |index: usize| self.ops().map(|(_, h)| h.buckets[index].value()).sum();
@@ -228,19 +233,19 @@ impl ServeTimes {
         all.filter(|(_, count)| *count > 0).collect()
     }
 
-    /// Sum of the values of all operations.
+    /// Returns the sum of the values of all operations.
     #[must_use]
     pub fn sum(&self) -> u64 {
         self.ops().fold(0, |sum, (_, histogram)| sum.wrapping_add(histogram.sum()))
     }
 
-    /// Number of values of all operations.
+    /// Returns the number of values of all operations.
     #[must_use]
     pub fn count(&self) -> u64 {
         self.ops().map(|(_, histogram)| histogram.count()).sum()
     }
 
-    /// The values of all counters in a fixed order.
+    /// Returns the values of all counters in a fixed order.
     pub(super) fn numbers(&self) -> impl Iterator<Item = u64> {
         self.often.numbers().chain(self.rare.numbers())
     }

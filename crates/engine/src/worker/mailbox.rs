@@ -1,10 +1,10 @@
-//! The mailbox of a worker: commands on their way to it. Leases: a caller that is about to give a
-//! worker a queue holds one, and the worker's thread does not end while anybody holds one.
+//! The mailbox of a worker holds the commands that are sent to it. A caller that is about to send a
+//! worker a queue takes a lease, and the worker's thread does not end while there is a lease.
 //!
 //! A worker without queues ends, and is started again on demand. A queue that is sent to a worker
 //! while it ends would be lost, with the requests of its guest. Therefore a worker ends only once
-//! its mailbox is closed; the mailbox closes only while nobody has a lease and no command waits;
-//! and a closed mailbox gives out no leases.
+//! its mailbox is closed; the mailbox closes only while there is no lease and no command waits; and
+//! a closed mailbox gives no leases.
 
 use crate::running::orders::{Order, QueueId, Reply};
 use crate::running::run::Run;
@@ -18,31 +18,31 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 /// A command to a worker. The queue that it names may have ended by now.
 #[derive(Debug)]
 pub(crate) enum Command {
-    /// Run this queue. The time is when another worker took the queue's last requests.
+    /// Run this queue. The time: when another worker took the queue's last requests.
     Start(QueueId, Box<dyn Run>, Option<u64>),
     /// An order to a queue.
     Order(QueueId, Order),
-    /// Give the queue to the worker of this lease, and reply when that is done.
+    /// Move the queue to the worker of this lease, and reply when that is done.
     Move(QueueId, Lease, Reply<()>),
-    /// Take a move back: keep the queue, if it has not been given away yet.
+    /// Cancel a move: keep the queue, if it has not been moved yet.
     Stay(QueueId),
     /// End the thread.
     Quit,
 }
 
-/// Commands on their way to a worker, and the eventfd that wakes it.
+/// The commands for a worker, and the eventfd that wakes it.
 #[derive(Debug)]
 pub(crate) struct Mailbox {
     commands: Mutex<CommandList>,
     pending: AtomicBool,
-    /// The leases of those who are about to give the worker a queue.
+    /// The leases of callers that are about to send the worker a queue.
     leases: Leases,
 }
 
 #[derive(Debug)]
 struct CommandList {
     waiting: VecDeque<Command>,
-    /// None: the worker has ended.
+    /// `None`: the worker has ended.
     event: Option<Arc<OwnedFd>>,
 }
 
@@ -59,8 +59,8 @@ impl Mailbox {
         })
     }
 
-    /// Puts a command in and wakes the worker. Where the worker has ended the command is dropped,
-    /// with all that it carries: doorbells of a front-end must not stay until another worker comes.
+    /// Adds a command and wakes the worker. If the worker has ended, drops the command and its
+    /// contents: doorbells of a front-end must not stay open until another worker starts.
     pub(crate) fn send(&self, command: Command) {
         let event = {
             let mut commands = self.lock();
@@ -79,13 +79,13 @@ impl Mailbox {
         self.commands.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The eventfd that wakes the worker; `None` once the worker has ended.
+    /// Returns the eventfd that wakes the worker; `None` once the worker has ended.
     pub(crate) fn event(&self) -> Option<Arc<OwnedFd>> {
         self.lock().event.clone()
     }
 
-    /// The worker has ended: closes its eventfd and drops the commands that wait. The mailbox
-    /// itself may be held for longer.
+    /// Call when the worker has ended: closes its eventfd and drops the commands that wait. Other
+    /// owners may keep the mailbox itself for longer.
     pub(crate) fn end(&self) {
         let (event, waiting) = {
             let mut commands = self.lock();
@@ -100,7 +100,7 @@ impl Mailbox {
         self.pending.load(Ordering::Acquire)
     }
 
-    /// Takes all commands that wait, the oldest first.
+    /// Removes and returns all commands that wait, the oldest first.
     pub(crate) fn take(&self) -> VecDeque<Command> {
         let mut commands = self.lock();
         self.pending.store(false, Ordering::Release);
@@ -108,7 +108,7 @@ impl Mailbox {
     }
 }
 
-/// The leases that are taken at one worker; part of its mailbox.
+/// The leases of one worker's mailbox.
 #[derive(Debug, Default)]
 pub(crate) struct Leases(Mutex<Taken>);
 
@@ -118,7 +118,7 @@ struct Taken {
     is_closed: bool,
 }
 
-/// The promise to give a worker a queue. The promise is taken back when the lease is dropped.
+/// Keeps a worker from ending until it gets a queue, or until this is dropped.
 #[derive(Debug)]
 pub(crate) struct Lease(Arc<Mailbox>);
 
@@ -129,9 +129,10 @@ impl Leases {
 }
 
 impl Mailbox {
-    /// Closes the mailbox for good, unless a queue or a command is on its way to it; true if it is
-    /// closed. Only the worker itself may call this: if another thread did, the worker could have
-    /// taken a command out just before, and the mailbox would close while the command is obeyed.
+    /// Closes the mailbox for good, unless a queue or a command is about to arrive; returns true if
+    /// it is closed. Only the worker itself may call this: if another thread did, the worker could
+    /// have removed a command just before, and the mailbox would close while the worker follows the
+    /// command.
     pub(crate) fn close(&self) -> bool {
         let mut taken = self.leases.lock();
         taken.is_closed = taken.count == 0 && !self.is_pending();
@@ -145,7 +146,7 @@ impl Mailbox {
 }
 
 impl Lease {
-    /// A lease at the worker of `mailbox`; `None` if that worker ends.
+    /// Takes a lease at the worker of `mailbox`; `None` if that worker ends.
     pub(crate) fn take(mailbox: &Arc<Mailbox>) -> Option<Self> {
         let mut taken = mailbox.leases.lock();
         if taken.is_closed {
@@ -156,7 +157,7 @@ impl Lease {
         Some(Self(mailbox.clone()))
     }
 
-    /// Gives the worker a queue. `left_ns`: when another worker took its last requests.
+    /// Sends the worker a queue. `left_ns`: when another worker took the queue's last requests.
     pub(crate) fn start(self, id: QueueId, queue: Box<dyn Run>, left_ns: Option<u64>) {
         // The lease is dropped only after this: from then on the waiting command keeps the worker.
         self.0.send(Command::Start(id, queue, left_ns));

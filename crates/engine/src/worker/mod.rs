@@ -2,33 +2,33 @@
 //!
 //! ```text
 //! loop:    read the clock, once for the whole round
-//!          orders wait in the mailbox? obey them: a queue starts, changes, stops or moves
+//!          orders wait in the mailbox? follow them: a queue starts, changes, stops or moves
 //!          events: each goes to its queue, which is hot from then on
 //!          a queue's own time has come (a call that was held back, a retry)? it is hot
-//!          orders that were put off need not wait any more? obey them
+//!          orders that were put off need not wait any more? follow them
 //!          every hot queue takes a turn, another one first each time, while its guest has time
 //!          submit to the kernel the work that the turns placed, in the time of its guest (where
 //!          guests share the worker, as soon as it is much)
-//!          guest memory was cut away (SIGBUS)? each queue checks whether it was its own
+//!          guest memory was truncated (SIGBUS)? each queue checks whether it uses that memory
 //!          a queue that ends has nothing in flight any more? it leaves: to its session, or to
 //!          another worker
 //!          some queue had work, or an event came?
 //!              queues without work for a millisecond settle, though the worker is busy
-//!              no sleep for 50 ms, with several hot queues? tell the balance
+//!              no sleep for 50 ms, with several hot queues? report to the balance
 //!              begin the next round
-//!          else ask policy/polling.rs; every queue settles that need not be looked at any more
+//!          else ask policy/polling.rs; every queue settles that need not be polled any more
 //!          no hot queue and no order? sleep until an event, or the next time of a queue
-//! settle:  ask the driver for a kick and look at the ring once more, or watch the port
+//! settle:  ask the driver for a kick and read the ring once more, or watch the port
 //! ```
-//! Why it is so:
-//! 1. **Only hot queues cost anything.** A queue that has settled takes no turn, is not looked at
-//!    and has no timer; its kick, its disk, its port, an order or its own time makes it hot again.
-//!    A worker without hot queues sleeps. That sleep has a timeout only while a queue waits for a
+//! Reasons:
+//! 1. **Only hot queues cost anything.** A queue that has settled takes no turn, is not polled and
+//!    has no timer; its kick, its disk, its port, an order or its own time makes it hot again. A
+//!    worker without hot queues sleeps. That sleep has a timeout only while a queue waits for a
 //!    time, or while the worker has no queue at all and may end soon (`tell.rs`).
 //! 2. **A queue settles by itself**, whatever the others do. A transmitq whose port is full settles
 //!    at once, even beside a neighbour that always has work; a queue without work settles after a
 //!    millisecond. If queues settled only when all of them were idle, one busy queue would keep
-//!    every other one hot for ever, and each would cost a look in every round.
+//!    every other one hot for ever, and each would cost a read of its ring in every round.
 //! 3. **An event between two turns of a queue is not lost.** It makes the slot due until the next
 //!    turn, and a slot that is due does not settle. That turn may be put off, because the guest of
 //!    the queue has used up its time.
@@ -65,17 +65,17 @@ use std::sync::Arc;
 use std::time::Duration;
 use tell::Rest;
 
-/// The things that a worker shares with its pool, and the pool's rules for its end.
+/// What a worker shares with its pool, and the pool's rules for the worker's end.
 #[derive(Debug)]
 pub(crate) struct WorkerContext {
-    /// Where the worker tells the balance that it is saturated or mostly sleeps.
+    /// By these the worker reports to the balance that it is saturated or mostly sleeps.
     pub(crate) reports: Arc<Reports>,
-    /// The thread goes on when it has had no queue for a minute.
+    /// True if the thread does not end when it has had no queue for a minute.
     pub(crate) stays: bool,
-    /// The process makes no io_uring for another thread in its place: the thread never ends by
-    /// itself.
+    /// True if the process can make no io_uring for another thread in this thread's place: then the
+    /// thread never ends by itself.
     pub(crate) is_irreplaceable: bool,
-    /// Where the worker shows that it goes on, and for which queue it works.
+    /// Shows that the worker makes progress, and for which queue it works.
     pub(crate) post: Arc<Post>,
 }
 
@@ -86,21 +86,22 @@ struct Slot {
     ending: Option<DrainAction>,
     /// The tasks that were put off (`obey.rs`), the oldest first.
     put_off: VecDeque<QueueTask>,
-    /// Whose queue it is: a number that all queues of a session share.
+    /// The number of the queue's guest, which all queues of a session share.
     guest: usize,
-    /// In the list of hot slots.
+    /// True if the slot is in the list of hot slots.
     is_listed: bool,
-    /// Something has happened to its queue since its last turn, which may have been put off.
+    /// True if the queue has had an event since its last turn, which may have been put off.
     is_due: bool,
 }
 
-/// Pauses between two looks that find nothing. Each look takes the line of the available index from
-/// the driver's CPU, which must have it back to write to it; and where both CPUs are threads of one
-/// core, a look takes that core's time. One pause between looks cost a polling driver a third of
-/// its requests, at every depth; more than eight begin to cost a driver that waits for each answer.
+/// Pauses between two polls that find nothing. Each poll takes the cache line of the available
+/// index from the driver's CPU, which must get it back to write to it; and where both CPUs are
+/// threads of one core, a poll takes that core's time. With one pause between polls a polling
+/// driver lost a third of its requests per second, at every depth; more than eight begin to cost a
+/// driver that waits for each answer.
 const LOOK_PAUSES: u32 = 4;
 
-/// The result of a request that its io_uring does not take (`uring/bounds.rs`).
+/// The result of a request that the io_uring refuses (`uring/bounds.rs`).
 const REFUSED: i32 = -Errno::ACCESS.raw_os_error();
 /// The number of `io_uring_enter`, which is the same on all machines.
 const IO_URING_ENTER: u32 = 426;
@@ -116,7 +117,7 @@ pub(crate) struct Worker {
     by_id: HashMap<QueueId, usize>,
     /// Slots of hot queues.
     hot: Vec<usize>,
-    /// Which of them takes the first turn of a round.
+    /// The index in `hot` of the queue that takes the first turn of a round.
     first: usize,
     /// How the guests share a round.
     shares: Shares,
@@ -126,16 +127,16 @@ pub(crate) struct Worker {
     /// Slots with orders that were put off.
     put_off: Vec<usize>,
     /// Queues that came from another worker and have not had their first turn, each with the time
-    /// when it took its last requests there.
+    /// at which it took its last requests there.
     arrivals: Vec<(usize, u64)>,
-    /// Slots of queues that are not hot and have something to do at a certain time.
+    /// Slots of queues that are not hot and have work at a certain time.
     timed: Vec<(usize, u64)>,
     woken: Vec<Woken>,
     faults_seen: u64,
-    /// How often a device has made this thread wait, as far as that is counted.
+    /// How often a device has made this thread wait, as counted in the statistics so far.
     device_waits: u64,
     now_ns: u64,
-    /// When its last sleep ended, or when it last told the balance that it is saturated.
+    /// When the worker's last sleep ended, or when it last reported that it is saturated.
     awake_since_ns: u64,
     lot: WorkerContext,
     rest: Rest,
@@ -187,7 +188,7 @@ impl Worker {
         self.wait.has_ring()
     }
 
-    /// The loop.
+    /// Runs the loop.
     pub(crate) fn run(mut self) {
         self.lot.post.enter();
         self.lot.post.at_work();
@@ -288,7 +289,7 @@ impl Worker {
         self.timed = timed;
     }
 
-    /// Hands every event to its queue. True if there was one.
+    /// Passes every event to its queue. Returns true if there was one.
     fn dispatch(&mut self) -> bool {
         let mut woken = std::mem::take(&mut self.woken);
         let any = !woken.is_empty();
@@ -311,8 +312,7 @@ impl Worker {
                         self.wait.watch(event.as_fd(), EventSource::Mailbox);
                     }
                 }
-                // No entry of this program is refused by the ring: somebody else's code runs in
-                // this thread.
+                // The io_uring refuses no entry of this program: foreign code runs in this thread.
                 EventSource::Ended if event.result == REFUSED => denied::note(IO_URING_ENTER),
                 EventSource::Mailbox | EventSource::Ended => {}
             }
@@ -321,7 +321,8 @@ impl Worker {
         any
     }
 
-    /// Hands an event to the queue in `slot`; if it names a generation, only to that queue.
+    /// Passes an event to the queue in `slot`; if the event names a generation, only to the queue
+    /// of that generation.
     fn on_event(&mut self, slot: u32, generation: Option<u32>, happened: Happened, event: Woken) {
         let index = slot as usize;
         let Some(found) = self.slots.get_mut(index) else { return };
@@ -336,7 +337,7 @@ impl Worker {
         }
     }
 
-    /// Puts a slot into the list of those that take turns.
+    /// Adds a slot to the list of those that take turns.
     fn make_listed(&mut self, slot: usize) {
         self.slots[slot].is_due = true;
         if !std::mem::replace(&mut self.slots[slot].is_listed, true) {
@@ -344,7 +345,7 @@ impl Worker {
         }
     }
 
-    /// A round found nothing: settles every hot queue that need not be looked at any more.
+    /// Called after a round without work: settles every hot queue that need not be polled any more.
     fn settle_hot(&mut self) {
         let now_ns = self.now_ns;
         let hot = || self.hot.iter().filter_map(|&slot| self.slots[slot].entry.as_ref());
@@ -354,14 +355,14 @@ impl Worker {
         self.settle(|_| true, decision, looks_on);
     }
 
-    /// Settles the queues that a busy worker should not look at any more.
+    /// Settles the queues that a busy worker should not poll any more.
     #[cold]
     fn settle_overdue(&mut self) {
         let now_ns = self.now_ns;
         self.settle(|queue| queue.is_overdue(now_ns), Decision::Sleep, false);
     }
 
-    /// Takes the queues that `should` settle, and can, out of the list of hot ones.
+    /// Removes the queues that `should` settle, and can, from the list of hot ones.
     fn settle(&mut self, should: impl Fn(&dyn Run) -> bool, decision: Decision, looks_on: bool) {
         let (slots, wait, timed) = (&mut self.slots, &mut self.wait, &mut self.timed);
         let post = &self.lot.post;
@@ -383,7 +384,7 @@ impl Worker {
         });
     }
 
-    /// Looks whether guest memory was cut away since the last turn.
+    /// Checks whether guest memory was truncated since the last turn.
     #[inline]
     fn check_faults(&mut self) {
         let faults = manyring_memory::fault_count();
@@ -396,7 +397,7 @@ impl Worker {
     }
 }
 
-/// The number of a slot, as events carry it.
+/// Returns the number of a slot, as events carry it.
 fn index_of(slot: usize) -> u32 {
     assert!(slot < SLOTS_MAX, "more queues than a worker has slots");
     u32::try_from(slot).unwrap_or(u32::MAX)

@@ -2,21 +2,23 @@
 //!
 //! ```text
 //! order:  the queue holds a burst that it could send, and the order would end the burst?
-//!         or a front-end gave the order, and its guest is ahead of the others?
+//!         or a front-end caused the order, and its guest has had more time than the others?
 //!         put the order off, and all later orders for this queue behind it
-//!         else obey it now, and charge its time to the guest of the queue
-//! before the turns of a round:  obey the orders that were put off and need not wait any more
+//!         else follow it now, and charge its time to the guest of the queue
+//! before the turns of a round:  follow the orders that were put off and need not wait any more
 //! after them:  a queue that ends has nothing in flight? it leaves the worker
 //! ```
-//! 1. **An order has its guest's share.** A front-end can send orders without end. If they were
-//!    obeyed at once, other guests would have one turn between two of them. So an order waits while
-//!    its guest is ahead, as a turn does, and its guest pays for the time of the order
-//!    (`policy/share.rs`). One order still must not take long: a transmitq sends a burst of several
-//!    megabytes in turns, and drops the chains in the ring of a disabled queue in turns.
+//! 1. **An order has its guest's share.** A front-end can send orders without end. If the worker
+//!    followed them at once, other guests would have one turn between two of them. So an order
+//!    waits while its guest has had more time than the others, as a turn does, and its guest pays
+//!    for the time of the order (`policy/share.rs`). One order still must not take long: a
+//!    transmitq sends a burst of several megabytes in turns, and drops the chains in the ring of a
+//!    disabled queue in turns.
 //! 2. **A burst ends within a few turns.** A queue whose port takes no more frames is not in a
 //!    burst: an order gives the chains of such frames back at once.
-//! 3. **A guest keeps its number** on a worker while it is ahead of the others, also when its last
-//!    queue has left: a queue that starts again finds the lead of the one that was stopped.
+//! 3. **A guest keeps its number** on a worker while it has had more time than the others, also
+//!    when its last queue has left: a queue that starts again finds the lead of the one that was
+//!    stopped.
 
 use super::{Slot, Worker, index_of};
 use crate::io::QueueIo;
@@ -32,7 +34,7 @@ use tokio::sync::mpsc;
 #[derive(Debug)]
 pub(super) enum DrainAction {
     Stop(Reply<Base>),
-    /// The queue goes to another worker. The time is when it took its last requests here.
+    /// The queue goes to another worker. The time: when it took its last requests here.
     Move(Lease, Reply<()>, u64),
 }
 
@@ -41,9 +43,9 @@ pub(super) enum DrainAction {
 pub(super) enum QueueTask {
     /// An order of the queue's session or device.
     Order(Order),
-    /// The balance gives it to the worker of this lease.
+    /// The balance moves the queue to the worker of this lease.
     Move(Lease, Reply<()>),
-    /// The balance takes the move back.
+    /// The balance cancels the move.
     Stay,
 }
 
@@ -64,9 +66,9 @@ impl QueueTask {
 pub(super) struct Guests(Vec<mpsc::WeakSender<Event>>);
 
 impl Guests {
-    /// The number of the guest that `queue` belongs to. A guest that is new gets the lowest number
-    /// that is free: no queue in `slots` has it, and no session that still is there and is ahead of
-    /// the others had it.
+    /// Returns the number of `queue`'s guest. A new guest gets the lowest free number: no queue in
+    /// `slots` has that number, and it did not belong to a session that still exists and has had
+    /// more time than the others.
     fn number(
         &mut self,
         queue: &dyn Run,
@@ -97,7 +99,7 @@ impl Guests {
 }
 
 impl Worker {
-    /// Carries out the commands that wait in the mailbox.
+    /// Follows the commands that wait in the mailbox.
     pub(super) fn obey(&mut self) {
         for command in self.mailbox.take() {
             match command {
@@ -112,7 +114,8 @@ impl Worker {
         self.now_ns = self.wait.now_ns();
     }
 
-    /// Tells a queue what to do, if it is here, and looks at the queue afterwards.
+    /// Follows a task for a queue, if the queue is on this worker, or puts the task off. Makes the
+    /// queue hot afterwards.
     fn heed(&mut self, id: QueueId, task: QueueTask) {
         let Some(&slot) = self.by_id.get(&id) else { return };
         let Slot { entry, put_off, guest, .. } = &mut self.slots[slot];
@@ -128,7 +131,7 @@ impl Worker {
         self.make_listed(slot);
     }
 
-    /// Carries out a task for the queue in `slot`, in the time of its guest.
+    /// Follows a task for the queue in `slot`, in the time of its guest.
     fn carry_out(&mut self, slot: usize, task: QueueTask) {
         let began_ns = self.wait.now_ns();
         if let Some((id, _)) = &self.slots[slot].entry {
@@ -163,7 +166,7 @@ impl Worker {
         }
     }
 
-    /// Obeys the orders that were put off, as far as they need not wait any more.
+    /// Follows the orders that were put off, as far as they need not wait any more.
     #[inline]
     pub(super) fn obey_put_off(&mut self) {
         if !self.put_off.is_empty() {
@@ -180,7 +183,7 @@ impl Worker {
                 && let Some(task) = self.slots[slot].put_off.pop_front()
             {
                 self.carry_out(slot, task);
-                // It may have settled since the order came, and nothing else would wake it.
+                // The queue may have settled since the order came, and nothing else would wake it.
                 self.make_listed(slot);
             }
             !self.slots[slot].put_off.is_empty()
@@ -190,7 +193,7 @@ impl Worker {
         self.now_ns = self.wait.now_ns();
     }
 
-    /// A queue comes to this worker; `left_ns`: when another worker let it go.
+    /// Adds a queue to this worker; `left_ns`: when another worker took its last requests.
     pub(super) fn start(&mut self, id: QueueId, mut queue: Box<dyn Run>, left_ns: Option<u64>) {
         self.lot.post.serve(id.0);
         let free = self.slots.iter().position(|s| s.entry.is_none());
@@ -213,7 +216,7 @@ impl Worker {
     }
 
     /// Drains a queue; `ending` says what happens when nothing is in flight. A queue that is to
-    /// move and holds frames first goes on until it holds none: a pause would drop them.
+    /// move and holds frames first takes turns until it holds none: a pause would drop them.
     pub(super) fn end(&mut self, slot: usize, ending: DrainAction) {
         if let Some((_, queue)) = &mut self.slots[slot].entry {
             match ending {
@@ -225,7 +228,7 @@ impl Worker {
         self.slots[slot].ending = Some(ending);
     }
 
-    /// Takes a move back: the queue pops again, and the mover is told so.
+    /// Cancels a move: the queue pops again, and the mover gets a reply.
     fn stay(&mut self, slot: usize) {
         let now_ns = self.now_ns;
         if let Some(DrainAction::Move(..)) = self.slots[slot].ending
@@ -236,7 +239,7 @@ impl Worker {
         }
     }
 
-    /// Queues that stop or move leave, as soon as nothing is in flight.
+    /// Releases queues that stop or move, as soon as nothing of them is in flight.
     pub(super) fn finish_drained(&mut self) {
         if self.hot.is_empty() {
             return;
@@ -262,7 +265,7 @@ impl Worker {
         }
     }
 
-    /// Takes a drained queue out of its slot, in the time of its guest.
+    /// Removes a drained queue from its slot, in the time of its guest.
     pub(super) fn release(&mut self, slot: usize) {
         let (began_ns, guest) = (self.wait.now_ns(), self.slots[slot].guest);
         self.let_out(slot);
@@ -283,7 +286,7 @@ impl Worker {
         match self.slots[slot].ending.take() {
             Some(DrainAction::Stop(reply)) => {
                 let base = queue.base();
-                // The queue's fds and memory are gone before the reply is sent.
+                // Close the queue's descriptors and release its memory before the reply is sent.
                 drop(queue);
                 let _ = reply.send(base);
             }

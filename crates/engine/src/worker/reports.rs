@@ -1,25 +1,25 @@
-//! Reports of workers to the balance: that one of them is saturated, or that one mostly sleeps.
+//! Reports of workers to the balance: that a worker is saturated, or that one mostly sleeps.
 //!
 //! No timer is needed for this. A busy worker compares the time once a round, and a worker that
-//! sleeps compares it after each sleep. A worker that nothing wakes reports nothing: an idle
+//! sleeps compares it after each sleep. A worker that no event wakes reports nothing: an idle
 //! daemon would gain nothing by a move.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use tokio::sync::Notify;
 
-/// How far a worker looks back to find that it mostly sleeps, at first.
+/// The period over which a worker measures whether it mostly sleeps, at first.
 const REST_NS: u64 = 1_000_000_000;
-/// The longest that it looks back: each report that moves no queue doubles the time.
+/// The maximum of that period: each report that moves no queue doubles it.
 const REST_NS_MAX: u64 = 64_000_000_000;
 
 /// The reports of the workers of a pool to its balance.
 #[derive(Debug)]
 pub(crate) struct Reports {
-    /// Some worker has reported something.
+    /// Signalled at each report.
     said: Notify,
-    /// A worker was saturated since the balance last looked.
+    /// True if a worker was saturated since the balance last read this.
     is_saturated: AtomicBool,
-    /// Workers that have queues.
+    /// The number of workers that have queues.
     serving: AtomicUsize,
     rest_ns: AtomicU64,
 }
@@ -36,14 +36,14 @@ impl Default for Reports {
 }
 
 impl Reports {
-    /// Tells the balance that a worker has not slept for a while, and has more than one hot queue.
+    /// Reports that a worker has not slept for a while, and has more than one hot queue.
     pub(crate) fn saturated(&self) {
         self.is_saturated.store(true, Ordering::Release);
         self.said.notify_one();
     }
 
-    /// Tells the balance that a worker mostly sleeps, if other workers have queues as well: only
-    /// then can queues be gathered on fewer workers.
+    /// Reports that a worker mostly sleeps, if other workers have queues as well: only then can
+    /// queues be gathered on fewer workers.
     pub(crate) fn resting(&self) {
         if self.serving.load(Ordering::Relaxed) > 1 {
             self.said.notify_one();
@@ -55,18 +55,19 @@ impl Reports {
         self.serving.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Counts out a worker whose last queue has left.
+    /// Counts a worker whose last queue has left.
     pub(crate) fn end_to_serve(&self) {
         self.serving.fetch_sub(1, Ordering::Relaxed);
     }
 
-    /// How long a worker looks back before it says that it mostly sleeps.
+    /// Returns the period over which a worker measures whether it mostly sleeps.
     #[inline]
     pub(crate) fn rest_ns(&self) -> u64 {
         self.rest_ns.load(Ordering::Relaxed)
     }
 
-    /// A report has led to a move, or to none: then workers report half as often that they rest.
+    /// Call when a report has led to a move or to none; after none, workers report half as often
+    /// that they mostly sleep.
     pub(crate) fn note_outcome(&self, moved: bool) {
         let longer_ns = (self.rest_ns() * 2).min(REST_NS_MAX);
         self.rest_ns.store(if moved { REST_NS } else { longer_ns }, Ordering::Relaxed);

@@ -6,10 +6,10 @@
 //! ```text
 //! a turn with work whose time is known, since guests share the worker:  charge it to the queue
 //! the submission of what the turns of several guests have placed for the kernel, which copies it
-//!     then:  divide it among the queues by how much each has placed
+//! then:  divide it among the queues by how much each has placed
 //! an order:  charge it to the queue
-//! when the next round begins:  what the whole round took and is not charged yet (turns and
-//!     submissions of a guest alone, completions) is divided among the queues that worked in it
+//! when the next round begins:  the round's time that is not charged yet (turns and
+//! submissions of a guest alone, completions) is divided among the queues that worked in it
 //! ```
 
 use super::{Slot, Worker, index_of};
@@ -19,11 +19,12 @@ use crate::running::run::Turned;
 /// The sum of the turns of a round.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Round {
-    /// A queue had work, or has work that must wait for the next round.
+    /// True if a queue had work, or has work that must wait for the next round.
     pub(super) worked: bool,
-    /// Requests or packets that were taken.
+    /// The number of requests or packets that were taken.
     pub(super) taken: u64,
-    /// A queue has long been without work, so that it should settle although others are busy.
+    /// True if a queue has long been without work, so that it should settle although others are
+    /// busy.
     pub(super) overdue: bool,
 }
 
@@ -32,7 +33,7 @@ pub(super) struct Round {
 pub(super) struct Bill {
     /// When the round began.
     began_ns: u64,
-    /// The part that has been charged already, to turns whose time was measured and for orders.
+    /// The time that has been charged already, to turns whose time was measured and to orders.
     charged_ns: u64,
     /// The slots whose queues have placed work for the kernel since the last submission, and how
     /// much that is.
@@ -45,7 +46,7 @@ pub(super) struct Bill {
 }
 
 impl Bill {
-    /// A queue was charged with the time of an order.
+    /// Call when a queue was charged with the time of an order.
     pub(super) fn charge_order(&mut self, ns: u64) {
         self.charged_ns += ns;
     }
@@ -58,8 +59,8 @@ impl Bill {
         }
     }
 
-    /// The queue in `slot` leaves the worker. Its part of the round is charged neither to it nor to
-    /// the queue that gets the slot next.
+    /// Call when the queue in `slot` leaves the worker. Its share of the round is charged neither
+    /// to it nor to the next queue in the slot.
     #[cold]
     pub(super) fn strike(&mut self, slot: usize) {
         self.payers.iter_mut().filter(|payer| **payer == slot).for_each(|payer| *payer = GONE);
@@ -68,21 +69,23 @@ impl Bill {
 
 /// Stands among the payers for a queue that has left: no slot has this number.
 const GONE: usize = usize::MAX;
-/// A round of a guest alone is cut after this long: another guest that comes waits no longer for
+/// The maximum time of a round of a guest alone: a guest that becomes active waits no longer for
 /// it.
 const ROUND_NS: u64 = 200_000;
-/// If guests share the worker, the work that their turns place for the kernel is submitted at this
-/// size (`Ring::placed`: bytes that are copied, and some thousand for each entry) and not at the
-/// end of the round: its guest is charged, and the guest's other queues wait for the next round.
+/// If guests share the worker, the work that the turns of one place for the kernel is submitted at
+/// this size (`Ring::placed`: bytes that are copied, and some thousand for each entry) and not at
+/// the end of the round: that guest is charged, and its other queues wait for the next round.
 const PLACED_MAX: u64 = 64 << 10;
-/// Turns with work between two looks at the clock in such a round, if each took few requests or
-/// frames. A turn with work that took none went on with a burst of before, which can be long.
+/// The maximum of turns with work between two reads of the clock in such a round, if each took few
+/// requests or frames. A turn with work that took none continued an earlier burst, which can be
+/// long.
 const TURNS_UNTIMED: u32 = 4;
 const TAKEN_UNTIMED: std::ops::RangeInclusive<usize> = 1..=4;
 
 impl Worker {
-    /// Every hot queue takes a turn, unless its guest has used up its time. A guest alone can have
-    /// hundreds of busy queues: its round is cut, and goes on after a look at what has happened.
+    /// Has every hot queue take a turn, unless its guest has used up its time. A guest alone can
+    /// have hundreds of busy queues: its round ends early, and the next round, after new events are
+    /// collected, continues with the other queues.
     #[inline]
     pub(super) fn turn_hot(&mut self) -> Round {
         let mut round = Round::default();
@@ -95,7 +98,7 @@ impl Worker {
         let round_began_ns = self.now_ns;
         let mut began_ns = round_began_ns;
         if self.shares.is_divided() {
-            // The events of the round were of all queues, not of that which goes first.
+            // The events of the round were for all queues, not for the first one.
             began_ns = self.wait.now_ns();
         }
         let mut turns = 0u32;
@@ -156,8 +159,9 @@ impl Worker {
     }
 
     /// Submits the work that the turns have placed for the kernel. Where guests share the worker,
-    /// the time that this takes is charged to the guest that placed the work: a turn that writes to
-    /// the page cache places an entry within a microsecond, and the bytes are copied here.
+    /// the time of the submission is charged to the guest that placed the work: a turn that writes
+    /// to the page cache places an entry within a microsecond, and the kernel copies the bytes
+    /// here.
     #[inline]
     pub(super) fn submit(&mut self) {
         self.lot.post.serve_all();
@@ -184,8 +188,8 @@ impl Worker {
         }
     }
 
-    /// Charges the queues that worked in the last round with its time. A round with work is
-    /// followed by the next one without a sleep.
+    /// Charges the time of the last round to the queues that worked in it. After a round with work
+    /// the next one follows without a sleep.
     #[inline]
     pub(super) fn settle_bill(&mut self) {
         let Bill { began_ns, charged_ns, payers, .. } = &mut self.bill;
@@ -202,7 +206,7 @@ impl Worker {
         (*began_ns, *charged_ns) = (self.now_ns, 0);
     }
 
-    /// Notes how long the queues have paused that came from another worker and had a turn now.
+    /// Records the pause of each queue that came from another worker and has now had a turn.
     #[cold]
     fn note_arrivals(&mut self) {
         let (slots, pauses, now_ns) = (&self.slots, &self.stats.pause_ns, self.wait.now_ns());
@@ -216,10 +220,10 @@ impl Worker {
         });
     }
 
-    /// True if the hot queues are of more than one guest.
+    /// True if the hot queues belong to more than one guest.
     #[inline]
     fn serves_several(&self) -> bool {
-        // A queue that has left stays in the list until the next time that queues settle.
+        // The slot of a queue that has left stays in the list until queues settle next.
         let mut guests =
             self.hot.iter().map(|&slot| &self.slots[slot]).filter(|slot| slot.entry.is_some());
         let Some(first) = guests.next() else { return false };

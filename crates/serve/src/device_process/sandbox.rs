@@ -12,7 +12,8 @@
 //!                  socket of other processes, no signal to other processes
 //! seccomp          a list of calls for the process, a shorter one for each thread
 //!                  (`system_calls.rs`); other calls fail with EPERM, and are logged with their
-//!                  thread (`denied.rs`); it can make threads but no process, which would outlive it
+//!                  thread (`denied.rs`); it can make threads, but no process, since that would
+//!                  outlive it
 //! ```
 //! The list allows `openat` only with an argument that the signal handler of denied calls sets. So
 //! each `openat` goes through the handler, and a file that landlock refuses is logged, as any other
@@ -39,7 +40,7 @@ use std::sync::{Arc, Once, OnceLock};
 /// Option of a device process that serves Xen guests.
 pub const XEN_OPTION: &str = "--xen";
 /// Option for the number of workers of a device process. The supervisor passes it if
-/// `queue_workers` of its devices names a worker above [`RINGS_USUAL`].
+/// `queue_workers` of its devices names a worker above `RINGS_USUAL`.
 const RINGS_OPTION: &str = "--rings=";
 /// Most workers of a device process without `RINGS_OPTION`. Each worker needs an io_uring of 220
 /// KiB, and they are made before the process knows its devices.
@@ -59,7 +60,7 @@ pub(super) fn workers_max(workers: usize) -> usize {
 }
 
 /// Returns the options of a device process that needs `workers` workers: `usual`, and
-/// `RINGS_OPTION` if the number is above [`RINGS_USUAL`].
+/// `RINGS_OPTION` if the number is above `RINGS_USUAL`.
 #[must_use]
 pub fn arguments_for(usual: &Arc<[OsString]>, workers: usize) -> Arc<[OsString]> {
     if workers <= RINGS_USUAL {

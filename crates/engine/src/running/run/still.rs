@@ -1,4 +1,4 @@
-//! `Still`: a queue that does nothing, for the tests of who runs queues.
+//! `Still`: a queue that does nothing, for tests of workers and the pool.
 
 use super::{Happened, Run, Turned};
 use crate::io::QueueIo;
@@ -16,33 +16,33 @@ use tokio::sync::mpsc;
 /// A queue without a ring, which has nothing to do.
 #[derive(Debug)]
 pub(crate) struct Still {
-    /// While this is set, its request in flight does not end.
+    /// While this is set, the request in flight does not end.
     pub(crate) hangs: Arc<AtomicBool>,
-    /// It holds a call back until this time.
+    /// Until this time the queue holds a call back.
     pub(crate) due_ns: Option<u64>,
-    /// Set when it has sent that call.
+    /// Set when the queue has sent that call.
     pub(crate) is_sent: Arc<AtomicBool>,
     pub(crate) is_hot: bool,
-    /// It has work in every turn.
+    /// True if the queue has work in every turn.
     pub(crate) works: bool,
-    /// Whether its guest had the worker for itself in its last turn.
+    /// Whether the queue's guest had the worker for itself in the last turn.
     pub(crate) is_alone: Arc<AtomicBool>,
-    /// Turns in which it will send the rest of a burst.
+    /// The number of turns in which the queue will send the rest of a burst.
     pub(crate) burst: Arc<AtomicUsize>,
     /// How long each turn takes.
     pub(crate) turns_for: Duration,
-    /// Entries that each turn places for the kernel, on a worker with a ring.
+    /// The number of entries that each turn places for the kernel, on a worker with an io_uring.
     pub(crate) places: usize,
-    /// How long it takes to obey an order.
+    /// How long the queue takes to follow an order.
     pub(crate) heeds_for: Duration,
-    /// How long it takes to leave its worker.
+    /// How long the queue takes to leave its worker.
     pub(crate) leaves_for: Duration,
     pub(crate) guest: mpsc::Sender<Event>,
     pub(crate) stats: Arc<QueueStats>,
 }
 
 impl Default for Still {
-    /// A queue that takes turns, of a guest of its own.
+    /// Makes a queue that takes turns, of a guest of its own.
     fn default() -> Self {
         let (hangs, is_sent, is_alone) = (Arc::default(), Arc::default(), Arc::default());
         Self {
@@ -77,7 +77,7 @@ impl Run for Still {
         }
         let tag = io.disk_tag();
         if let Some(ring) = io.ring() {
-            // Each ends at once, and tells the queue of nothing.
+            // Each entry completes at once, and causes no event for the queue.
             (0..self.places).for_each(|_| ring.poll_remove(u64::MAX - 2, tag));
         }
         let _ = self
