@@ -13,7 +13,7 @@ mod apart;
 mod handed;
 mod host;
 mod hypervisor;
-mod journals;
+mod journal_watch;
 mod memory;
 mod start;
 mod state_dir;
@@ -25,7 +25,7 @@ use crate::model::Registry;
 use crate::processes::{HandoffRequest, OfXen, Processes, XenEndings};
 use host::XenHost;
 use hypervisor::Hypervisor;
-use journals::Journals;
+use journal_watch::Journals;
 use manyring_config::plan::{Domains, STATE_DIR, XenBlkPlan, XenPlan};
 use manyring_engine::Pool;
 use manyring_serve::assemble::AssembleError;
@@ -242,7 +242,7 @@ impl XenDisks {
             }
         });
         let (sender, mut lost) = mpsc::channel(1);
-        looks.spawn(journals::watch(self.shared.clone(), sender));
+        looks.spawn(journal_watch::watch(self.shared.clone(), sender));
         loop {
             tokio::select! {
                 Some(id) = lost.recv() => disks.leave(&id),
