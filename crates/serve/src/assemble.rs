@@ -108,7 +108,7 @@ impl AssembleError {
 
     /// True if the error concerns one device alone: its image, its NBD server or helper, or a file
     /// that a user has named and that is missing.
-    pub fn is_of_image(&self) -> bool {
+    pub fn is_of_one_device(&self) -> bool {
         matches!(
             self,
             Self::Image { .. } | Self::Nbd { .. } | Self::Helper { .. } | Self::Unfound { .. }

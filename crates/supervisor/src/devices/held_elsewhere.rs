@@ -255,7 +255,7 @@ impl MaxWait {
     /// # Errors
     /// The error itself, if it concerns more than the device that has it.
     pub(super) fn failed(&self, error: AssembleError) -> Result<First, AssembleError> {
-        if self.keeps_on && !self.refuses || error.is_of_image() {
+        if self.keeps_on && !self.refuses || error.is_of_one_device() {
             return Ok(First::Failed(error));
         }
         Err(error)
@@ -274,7 +274,7 @@ pub(super) fn refuse_if_none_is_left(tried: &mut Vec<Tried>) -> Result<(), Assem
     // other error is one of the configuration: report it now, although another device waits for
     // its image.
     let is_wrong =
-        |tried: &Tried| matches!(&tried.first, First::Failed(error) if !error.is_of_image());
+        |tried: &Tried| matches!(&tried.first, First::Failed(error) if !error.is_of_one_device());
     let has_failed = |tried: &Tried| matches!(tried.first, First::Failed(_));
     let is_own = |tried: &Tried| !tried.wanted.is_of_api();
     let wrong = tried.iter().position(|tried| is_own(tried) && is_wrong(tried));
