@@ -19,6 +19,7 @@ mod front;
 mod held_elsewhere;
 mod kept;
 mod prepare;
+mod put_off;
 mod retiring;
 mod shared;
 mod switched;

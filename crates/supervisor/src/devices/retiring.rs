@@ -14,8 +14,8 @@
 //! user is bounded, so that a user whose device does not stop delays nobody else.
 
 use super::DeviceManager;
-use super::admit::is_bound;
 use super::carried::{Outcome, Rest, in_words};
+use super::put_off::PutOff;
 use crate::model::{Change, Done, Entry, Order, Refused, Who, closed};
 use crate::processes::Processes;
 use manyring_config::diff::{Step, What};
@@ -28,16 +28,6 @@ use std::sync::Arc;
 use tokio::sync::{OwnedRwLockReadGuard, mpsc, oneshot};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout};
-
-/// Changes of one user to one device that are put off at a time. Further ones are refused.
-const OF_DEVICE_MAX: usize = 2;
-/// Changes of one user that are put off at a time.
-const OF_USER_MAX: usize = 4;
-/// Changes of root, and of the daemon's user, that are put off at a time: tools run as these users
-/// change the devices of many guests.
-const OF_ROOT_MAX: usize = 16;
-/// Changes of all other users that are put off at a time.
-const PUT_OFF_MAX: usize = 64;
 
 /// The client of a change, which waits for the answer. No takeover begins before the answer.
 #[derive(Debug)]
@@ -119,7 +109,7 @@ pub(super) struct Retiring {
     ends: JoinSet<u64>,
     held: HashMap<u64, Held>,
     next: u64,
-    put_off: VecDeque<Order>,
+    put_off: PutOff,
     /// Changes that are handled next, in this order.
     turn: VecDeque<Order>,
 }
@@ -164,10 +154,7 @@ impl Retiring {
     fn holds(&self, change: &Change) -> bool {
         let mut held = self.held.values();
         match change.device() {
-            Some(name) => {
-                held.any(|held| held.names(name))
-                    || self.put_off.iter().any(|order| order.change.device() == Some(name))
-            }
+            Some(name) => held.any(|held| held.names(name)) || self.put_off.names(name),
             None if matches!(change, Change::Limit { .. }) => held.any(Held::is_whole),
             None => held.any(|held| held.leaving.iter().any(|device| !device.is_of_api())),
         }
@@ -179,33 +166,6 @@ impl Retiring {
             held.names(&step.name) || coming(step).is_some_and(|device| held.is_needed_by(device))
         };
         steps.iter().any(|step| self.held.values().any(|held| touches(step, held)))
-    }
-
-    /// Puts a change off until a held one is done; refuses it if its user has too many put-off
-    /// changes.
-    fn put_off(&mut self, order: Order) {
-        if self.has_room(&order) {
-            self.put_off.push_back(order);
-        } else {
-            let _ = order.answer.send(Err(Refused::Busy));
-        }
-    }
-
-    fn has_room(&self, Order { change, who, follows, .. }: &Order) -> bool {
-        let asked = || self.put_off.iter().filter(|order| !order.follows);
-        let of_user = asked().filter(|order| order.who.uid == who.uid);
-        // The daemon itself asks for these, a bounded number for each device, and does not ask
-        // again.
-        if *follows {
-            return true;
-        }
-        if !is_bound(who.uid) {
-            return of_user.count() < OF_ROOT_MAX;
-        }
-        let is_of_device = |order: &&Order| order.change.device() == change.device();
-        let of_device = of_user.clone().filter(is_of_device).count();
-        let all = asked().filter(|order| is_bound(order.who.uid)).count();
-        of_device < OF_DEVICE_MAX && of_user.count() < OF_USER_MAX && all < PUT_OFF_MAX
     }
 
     /// The devices whose ends changes wait for.
@@ -229,7 +189,7 @@ impl DeviceManager {
     /// rest; if another change has to end first, the change is put off.
     async fn handle(&mut self, order: Order, begun: OwnedRwLockReadGuard<()>) {
         if self.retiring.holds(&order.change) {
-            return self.retiring.put_off(order);
+            return self.retiring.put_off.add(order);
         }
         let Order { change, who, follows, answer } = order;
         let again = (!self.retiring.held.is_empty()).then(|| change.clone());
@@ -250,7 +210,7 @@ impl DeviceManager {
             }
             (Ok(Outcome::PutOff), Some(change)) => {
                 let Client { who, answer, .. } = client;
-                self.retiring.put_off(Order { change, who, follows, answer });
+                self.retiring.put_off.add(Order { change, who, follows, answer });
             }
             // Cannot happen: only a held change makes another one wait, and then `again` is set.
             (Ok(Outcome::PutOff), None) => self.answer(client, Err(Refused::Busy)),
@@ -276,7 +236,7 @@ impl DeviceManager {
         self.answer(client, done);
         // Changes that were put off arrived first, so they go before those that wait for their
         // turn.
-        let mut turn = std::mem::take(&mut self.retiring.put_off);
+        let mut turn = self.retiring.put_off.take();
         turn.append(&mut self.retiring.turn);
         self.retiring.turn = turn;
     }
