@@ -10,15 +10,16 @@
 mod fields;
 mod format;
 mod lines;
+mod rate;
 
 pub use fields::shown;
 pub use format::LogFormat;
 
 use crate::service::is_journal;
-use crate::times::{LOG_FINISH, LOG_LINE_EACH, LOG_REFUSAL};
+use crate::times::{LOG_FINISH, LOG_REFUSAL};
 use lines::{Lines, Stderr};
 use manyring_backend::sys::starter::{self, ThreadRole};
-use manyring_engine::Rate;
+use rate::{BURST, INFO_BURST, Limit, Verdict};
 use std::backtrace::{Backtrace, BacktraceStatus};
 use std::io::{self, IsTerminal, Write};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -27,11 +28,6 @@ use tokio::time::Instant;
 use tracing::{Level, Metadata};
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::fmt::MakeWriter;
-
-/// Warnings and errors that may be logged at once.
-const BURST: u32 = 50;
-/// Lines of level info that may be logged at once: a start logs some for each of many devices.
-const INFO_BURST: u32 = 1000;
 
 /// True once guests may be served: from then on no thread may wait for standard error.
 static SERVES: AtomicBool = AtomicBool::new(false);
@@ -169,40 +165,6 @@ pub fn start(level: &str, format: LogFormat) -> Result<(), String> {
     Ok(())
 }
 
-/// The decision whether a line is shown.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Verdict {
-    /// The line is shown. `suppressed`: the number of lines before it that were not.
-    Show { suppressed: u64 },
-    /// The line is not shown, as the first one: log that lines are suppressed.
-    Suppress,
-    /// The line is not shown; the suppression was logged before.
-    Drop,
-}
-
-/// The bound on the lines of one sort, and how many lines it has suppressed.
-#[derive(Debug)]
-struct Limit {
-    rate: Rate,
-    suppressed: u64,
-}
-
-impl Limit {
-    fn new(burst: u32) -> Self {
-        Self { rate: Rate::of(burst, LOG_LINE_EACH, Instant::now()), suppressed: 0 }
-    }
-
-    /// Decides whether a line at time `now` is shown, and charges the rate if so.
-    fn decide(&mut self, now: Instant) -> Verdict {
-        if self.rate.due() <= now {
-            self.rate.charge(LOG_LINE_EACH, now);
-            return Verdict::Show { suppressed: std::mem::take(&mut self.suppressed) };
-        }
-        self.suppressed += 1;
-        if self.suppressed == 1 { Verdict::Suppress } else { Verdict::Drop }
-    }
-}
-
 /// Makes the writer of each line.
 struct Limited {
     warnings: Mutex<Limit>,
@@ -275,7 +237,6 @@ impl Write for Line {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::time::Duration;
 
     #[test]
     fn a_line_of_a_device_process_names_the_device_process_whatever_the_device_process_has_written()
@@ -292,54 +253,5 @@ mod tests {
                 serde_json::from_str(&named(LogFormat::Json, lie)).unwrap();
             assert_eq!((&line["process"], &line["fields"]["message"]), (&"a".into(), &lie.into()));
         }
-    }
-
-    /// How many of `count` lines, one each `step`, are shown, and how many are said to be lost.
-    fn flood(limit: &mut Limit, start: Instant, step: Duration, count: u32) -> (u32, u64, u64) {
-        let (mut shown, mut told, mut notices) = (0, 0, 0);
-        for n in 0..count {
-            match limit.decide(start + step * n) {
-                Verdict::Show { suppressed } => {
-                    shown += 1;
-                    told += suppressed;
-                }
-                Verdict::Suppress => notices += 1,
-                Verdict::Drop => {}
-            }
-        }
-        (shown, told, notices)
-    }
-
-    #[test]
-    fn a_burst_passes_and_the_rest_is_said_to_be_suppressed_once() {
-        let (mut limit, start) = (Limit::new(BURST), Instant::now());
-        assert_eq!(flood(&mut limit, start, Duration::ZERO, 500), (BURST, 0, 1));
-        let later = limit.decide(start + Duration::from_secs(1));
-        assert_eq!(later, Verdict::Show { suppressed: 450 });
-    }
-
-    #[test]
-    fn a_flood_comes_through_at_the_rate() {
-        let mut limit = Limit::new(BURST);
-        // 1000 lines a second for a minute.
-        let step = Duration::from_millis(1);
-        let (shown, told, _) = flood(&mut limit, Instant::now(), step, 60_000);
-        assert!((600 + BURST - 1..=600 + BURST).contains(&shown), "{shown}");
-        assert!(told >= 59_000, "{told}");
-    }
-
-    #[test]
-    fn a_slow_trickle_is_never_touched() {
-        let mut limit = Limit::new(BURST);
-        let step = Duration::from_millis(100);
-        assert_eq!(flood(&mut limit, Instant::now(), step, 10_000), (10_000, 0, 0));
-    }
-
-    #[test]
-    fn a_clock_that_jumps_gives_no_more_than_a_burst() {
-        let (mut limit, start) = (Limit::new(BURST), Instant::now());
-        let far = start + Duration::from_secs(1 << 32);
-        assert_eq!(flood(&mut limit, far, Duration::ZERO, 100).0, BURST);
-        assert_eq!(flood(&mut limit, start, Duration::ZERO, 100).0, 0);
     }
 }
