@@ -2,10 +2,10 @@
 //! can carry.
 
 use super::copy_queue::{COPIES, CopyInbox, FrameCopy};
+use super::verdict::Verdict;
 use super::vlan_rules::{Change, TAG_AT, Tag, VLAN_TAG};
 use super::{
     Destination, Map, PortId, Shared, Switch, TAKES_CSUM, TAKES_ECN, TAKES_TSO4, TAKES_TSO6,
-    Verdict,
 };
 use manyring_wire::net::segment::finish;
 use manyring_wire::net::{
