@@ -1,7 +1,7 @@
 //! Computes the steps from the running plan to the desired one, from the two plans alone: nothing
 //! of the host is looked at.
 
-use super::plan::{Class, DevicePlan, Domains, Plan, SwitchPlan, Wanted, class_of};
+use super::plan::{Class, Domains, Plan, SwitchPlan, Wanted, class_of};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use std::collections::BTreeSet;
@@ -104,8 +104,6 @@ fn changed_device(former: &Wanted, device: &Wanted) -> Option<What> {
 pub fn diff(running: &Plan, desired: &Plan) -> Vec<Step> {
     let [mut steps, gone] = switches(running, desired);
     let now: Vec<_> = running.wanted().collect();
-    // A switch that cannot change while the daemon runs stays as it is, so its ports are compared
-    // as ports of the running switch.
     // A switch that cannot change while the daemon runs stays as it is, so its ports are compared
     // as ports of the running switch.
     let mut until_restart = desired.clone();
@@ -231,20 +229,6 @@ impl Wanted {
 }
 
 impl Plan {
-    /// All vhost-user devices of the plan; disks of Xen guests are not among them.
-    pub fn wanted(&self) -> impl Iterator<Item = Wanted> {
-        let blks = self.blk.iter().map(|blk| Wanted::Blk(blk.clone().into()));
-        blks.chain(self.net.iter().map(|net| Wanted::Net(net.clone().into())))
-    }
-
-    /// The vhost-user device of this name.
-    pub fn device(&self, name: &str) -> Option<Wanted> {
-        let blk = self.blk.iter().find(|blk| blk.device.name == name);
-        let net = || self.net.iter().find(|net| net.device.name == name);
-        let wanted = blk.map(|blk| Wanted::Blk(blk.clone().into()));
-        wanted.or_else(|| net().map(|net| Wanted::Net(net.clone().into())))
-    }
-
     /// The running switch with the name of `then`. With `is_live`, only if it can become `then`
     /// while the daemon runs; without, only if it cannot. A switch that the daemon serves itself is
     /// made at the start, and only a switch of a device process can change.
@@ -260,23 +244,6 @@ impl Plan {
                 then.clone_from(now);
             }
         }
-    }
-
-    /// The plan without the devices for which `goes` is true.
-    pub fn without(mut self, goes: impl Fn(&DevicePlan) -> bool) -> Self {
-        self.blk.retain(|blk| !goes(&blk.device));
-        self.net.retain(|net| !goes(&net.device));
-        self
-    }
-
-    /// The plan with this device added, in place of a device of the same name.
-    pub fn with(self, device: &Wanted) -> Self {
-        let mut plan = self.without(|other| other.name == device.plan().name);
-        match device {
-            Wanted::Blk(blk) => plan.blk.push((**blk).clone()),
-            Wanted::Net(net) => plan.net.push((**net).clone()),
-        }
-        plan
     }
 }
 

@@ -4,6 +4,7 @@ mod access;
 mod allowed_path;
 mod blk;
 mod daemon;
+mod devices;
 mod domain;
 mod fault;
 mod format;
