@@ -150,7 +150,7 @@ impl Doorbell {
         }
     }
 
-    /// The atomic words, which the owner arms and clears.
+    /// Returns the atomic words, which the owner arms and clears.
     #[must_use]
     #[inline]
     pub fn alarm(&self) -> &Alarm {
@@ -169,7 +169,7 @@ mod tests {
     use super::*;
     use rustix::io::read;
 
-    /// How often the doorbell was rung since the last call.
+    /// Returns how often the doorbell was rung since the last call.
     fn rings(doorbell: &Doorbell) -> u64 {
         let mut count = [0; 8];
         read(doorbell, &mut count).map_or(0, |_| u64::from_ne_bytes(count))

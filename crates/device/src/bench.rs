@@ -143,7 +143,7 @@ impl SoloRunning {
     }
 }
 
-/// The rules of the network queues: the link is up, and every frame passes.
+/// Returns the rules of the network queues: the link is up, and every frame passes.
 fn rules() -> Arc<Rules> {
     Arc::new(Rules {
         link_up: true,

@@ -57,7 +57,7 @@ impl SoloQueue {
         (popped, completed)
     }
 
-    /// The device side of the ring.
+    /// Returns the device side of the ring.
     #[must_use]
     pub fn queue(&self) -> &DeviceQueue {
         &self.queue

@@ -139,28 +139,28 @@ pub trait StateJournal: Send + Sync + std::fmt::Debug {
 
 /// The calls by which a transport uses a device. One session at a time makes them.
 pub trait Device: Send + Sync + std::fmt::Debug {
-    /// The device's name in the configuration.
+    /// Returns the device's name in the configuration.
     fn name(&self) -> &str;
 
     /// Called when a queue has found its port down or deleted.
     fn port_lost(&self) {}
 
-    /// The virtio device ID (`VIRTIO_ID_*`).
+    /// Returns the virtio device ID (`VIRTIO_ID_*`).
     fn virtio_id(&self) -> u32;
 
-    /// The virtio features that the device offers.
+    /// Returns the virtio features that the device offers.
     fn features(&self) -> u64;
 
-    /// The vhost-user protocol features (`VHOST_USER_PROTOCOL_F_*`) that this device serves beyond
-    /// those of every device.
+    /// Returns the vhost-user protocol features (`VHOST_USER_PROTOCOL_F_*`) that this device serves
+    /// beyond those of every device.
     fn protocol_features(&self) -> u64 {
         0
     }
 
-    /// The most virtqueues of the device.
+    /// Returns the most virtqueues of the device.
     fn queue_count(&self) -> usize;
 
-    /// Most entries of a virtqueue.
+    /// Returns the maximum number of entries of a virtqueue.
     fn queue_size_max(&self) -> u16;
 
     /// Reads the config space; bytes past its end are zero.
@@ -248,7 +248,7 @@ pub trait Device: Send + Sync + std::fmt::Debug {
     /// [`StateError`]: the state is invalid, and nothing has changed.
     fn restore<'a>(&'a self, state: &'a [u8]) -> PendingResult<'a, Result<(), StateError>>;
 
-    /// The counters of queue `index`, which outlive sessions.
+    /// Returns the counters of queue `index`, which outlive sessions.
     fn stats(&self, index: usize) -> Option<Arc<QueueStats>>;
 }
 

@@ -17,7 +17,7 @@ impl<T> Live<T> {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Arc::new(value);
     }
 
-    /// The present value.
+    /// Returns the present value.
     pub(crate) fn load(&self) -> Arc<T> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }

@@ -55,7 +55,7 @@ pub enum Owned {
 }
 
 impl HostSide {
-    /// The kind as a word: `blk`, `xen-blk` or `net`.
+    /// Returns the kind as a word: `blk`, `xen-blk` or `net`.
     #[must_use]
     pub fn word(&self) -> &'static str {
         match &self.kind {
@@ -65,7 +65,7 @@ impl HostSide {
         }
     }
 
-    /// The port, if it is one.
+    /// Returns the port of a network device; `None` for a disk.
     #[must_use]
     pub fn as_net(&self) -> Option<&Arc<dyn NetSide>> {
         match &self.kind {
@@ -74,7 +74,7 @@ impl HostSide {
         }
     }
 
-    /// The disk, if it is one.
+    /// Returns the disk of a block device; `None` for a network device.
     #[must_use]
     pub fn as_blk(&self) -> Option<&DiskSide> {
         match &self.kind {
@@ -120,7 +120,7 @@ impl From<&Arc<NetDevice>> for HostSide {
 }
 
 impl Owned {
-    /// The port, if it is one.
+    /// Returns the port of a network device; `None` for a disk.
     #[must_use]
     pub fn as_port(&self) -> Option<&Arc<OwnedPort>> {
         match self {
@@ -129,7 +129,7 @@ impl Owned {
         }
     }
 
-    /// The disk, if it is one.
+    /// Returns the disk of a block device; `None` for a network device.
     #[must_use]
     pub fn as_disk(&self) -> Option<&Arc<HostDisk>> {
         match self {

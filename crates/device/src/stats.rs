@@ -38,13 +38,13 @@ impl DeviceStats {
         all[index].clone()
     }
 
-    /// Number of queues that have counters.
+    /// Returns the number of queues that have counters.
     #[must_use]
     pub fn count(&self) -> usize {
         self.all().len()
     }
 
-    /// The counters of each queue, in the order of the queues.
+    /// Returns the counters of each queue, in the order of the queues.
     pub fn all(&self) -> RwLockReadGuard<'_, Vec<Arc<QueueStats>>> {
         self.all.read().unwrap_or_else(PoisonError::into_inner)
     }

@@ -152,8 +152,8 @@ pub(crate) enum Vmm {
     Helper,
 }
 
-/// The one-line error for a wrong value of an option that takes a number, with the allowed values;
-/// `None` for any other error.
+/// Returns the one-line error for a wrong value of an option that takes a number, with the allowed
+/// values; `None` for any other error.
 pub(crate) fn bad_number(error: &clap::Error) -> Option<String> {
     let text = |kind| match error.get(kind) {
         Some(ContextValue::String(text)) => Some(text.as_str()),

@@ -230,7 +230,7 @@ async fn close(devices: Vec<model::Entry>) {
     let _ = tokio::time::timeout(WORKERS_END, closed).await;
 }
 
-/// The devices whose threads are blocked in system calls, as a text.
+/// Returns the devices whose threads are blocked in system calls, as a text.
 fn held_devices() -> String {
     let held = manyring_engine::held().into_iter().map(|held| held.device);
     held.collect::<Vec<_>>().join(", ")

@@ -201,8 +201,8 @@ fn libvirt_socket(wanted: &Wanted) -> String {
     format!("{permissions}{LIBVIRT_RECONNECT}")
 }
 
-/// The beginning of Cloud Hypervisor's command line, with shared memory; the option of the device
-/// follows.
+/// Returns the beginning of Cloud Hypervisor's command line, with shared memory; the option of the
+/// device follows.
 fn cloud_hypervisor_machine(wanted: &Wanted) -> String {
     format!("cloud-hypervisor --cpus boot={} --memory size=1G,shared=on \\\n", wanted.queues)
 }
@@ -223,12 +223,12 @@ fn uml(wanted: &Wanted, virtio_id: u32) -> String {
     format!("linux mem=512M virtio_uml.device={}:{virtio_id}\n", wanted.socket.display())
 }
 
-/// The error for a device with `client`, if the VMM cannot listen for the daemon.
+/// Returns the error for a device with `client`, if the VMM cannot listen for the daemon.
 fn cannot_listen(name: &str) -> String {
     format!("{name}: client: this VMM cannot listen for its back-end")
 }
 
-/// An id that QEMU and Firecracker accept: letters, digits and `_`, the first a letter.
+/// Returns an id that QEMU and Firecracker accept: letters, digits and `_`, the first a letter.
 fn id(kind: &str, name: &str) -> String {
     let plain = |c: char| if c.is_ascii_alphanumeric() { c } else { '_' };
     format!("{kind}_{}", name.chars().map(plain).collect::<String>())

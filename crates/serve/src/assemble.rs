@@ -128,7 +128,7 @@ impl AssembleError {
         Self::Unfound { at: place.at(key), key, problem }
     }
 
-    /// The key that caused the error; `None`: the key of the disk or the port did.
+    /// Returns the key that caused the error; `None`: the key of the disk or the port did.
     pub fn key(&self) -> Option<&'static str> {
         match self {
             Self::Pcap { .. } => Some("pcap"),
@@ -139,7 +139,7 @@ impl AssembleError {
     }
 }
 
-/// The key that caused a socket's error.
+/// Returns the key that caused a socket's error.
 pub fn socket_key(error: &ListenError) -> &'static str {
     match error {
         ListenError::Owner { .. } => "socket_owner",

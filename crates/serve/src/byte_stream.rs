@@ -121,7 +121,7 @@ impl Brought {
         self.fds.is_empty()
     }
 
-    /// The number of descriptors.
+    /// Returns the number of descriptors.
     pub fn len(&self) -> usize {
         self.fds.len()
     }

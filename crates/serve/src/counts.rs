@@ -118,8 +118,8 @@ fn queue_places(queues: usize, index: usize) -> [u64; 2] {
     [counters, behind.saturating_add(histograms)]
 }
 
-/// The number of queues for which the file has room. A front-end may start more queues than the
-/// device offers; those are not shown.
+/// Returns the number of queues for which the file has room. A front-end may start more queues than
+/// the device offers; those are not shown.
 fn room(file: impl AsFd) -> usize {
     let size = rustix::fs::seek(file, SeekFrom::End(0)).unwrap_or(0);
     let [_, of_none] = queue_places(0, 0);

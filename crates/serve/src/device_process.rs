@@ -296,7 +296,7 @@ impl Inside {
         here.or_else(|| self.xens.get(device).map(ProcessXen::view))
     }
 
-    /// The switch, if `device` is the name of its uplink.
+    /// Returns the switch, if `device` is the name of its uplink.
     fn uplink(&self, device: &str) -> Option<&ProcessSwitch> {
         self.switch.as_ref().filter(|switch| switch.is_uplink(device))
     }

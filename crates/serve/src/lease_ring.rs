@@ -27,7 +27,7 @@ impl Ring {
         }
     }
 
-    /// Clears the flag. Returns true if the process has rung since the last call.
+    /// Clears the flag. Returns true if it was set, so that a device of the process waits for time.
     pub fn hear(&self) -> bool {
         self.has_rung.swap(false, Ordering::Relaxed)
     }

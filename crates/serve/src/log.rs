@@ -93,8 +93,8 @@ fn named(format: LogFormat, process: &str, line: &str) -> String {
     }
 }
 
-/// The prefix of a line of this level: the syslog priority if systemd's journal reads standard
-/// error (sd-daemon(3)), else nothing.
+/// Returns the prefix of a line of this level: the syslog priority if systemd's journal reads
+/// standard error (sd-daemon(3)), else nothing.
 fn head(level: Level) -> &'static str {
     match (JOURNAL.get(), level) {
         (Some(true), Level::ERROR) => "<3>",
@@ -128,7 +128,7 @@ pub fn end() {
 /// The log's level and format, as the command line gave them.
 static ARGUMENTS: OnceLock<[String; 2]> = OnceLock::new();
 
-/// The options with which another process logs as this one does.
+/// Returns the options with which another process logs as this one does.
 pub fn arguments() -> Vec<String> {
     let [level, format] = ARGUMENTS.get().cloned().unwrap_or_default();
     vec!["--log-level".to_owned(), level, "--log-format".to_owned(), format]

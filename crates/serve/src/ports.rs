@@ -5,7 +5,7 @@ use manyring_device::net::NetSide;
 use std::sync::Arc;
 use tokio::task::JoinSet;
 
-/// The network device of `view`, if its port is an interface.
+/// Returns the network device of `view`, if its port is an interface.
 pub fn with_interface(view: &DeviceView) -> Option<&Arc<dyn NetSide>> {
     view.side.as_net().filter(|device| device.port().interface().is_some())
 }

@@ -34,7 +34,7 @@ impl DeviceView {
         Self { side: side.into(), connected, socket, origin, process, has_helper: false }
     }
 
-    /// The device's name in the configuration.
+    /// Returns the device's name in the configuration.
     pub fn name(&self) -> &str {
         &self.side.name
     }

@@ -170,14 +170,14 @@ impl Workers {
 }
 
 impl WorkerInfo {
-    /// The worker's number; in a device process with the process's name before it.
+    /// Returns the worker's number; in a device process with the process's name before it.
     pub fn name(&self) -> String {
         named(&self.process, self.index)
     }
 }
 
 impl StuckInfo {
-    /// The thread's name; in a device process with the process's name before it.
+    /// Returns the thread's name; in a device process with the process's name before it.
     pub fn name(&self) -> String {
         named(&self.process, &self.thread)
     }

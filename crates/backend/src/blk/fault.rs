@@ -59,7 +59,7 @@ impl FaultDisk {
         Self { inner, plan, switch: FaultSwitch::default(), count: Arc::default() }
     }
 
-    /// The switch that releases the held requests.
+    /// Returns the switch that releases the held requests.
     #[must_use]
     pub fn switch(&self) -> FaultSwitch {
         self.switch.clone()

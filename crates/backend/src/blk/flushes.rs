@@ -40,7 +40,7 @@ impl Flushes {
         Ok(Self { image, file, under_way: Vec::new(), waiting: Vec::new() })
     }
 
-    /// The open file description on which this queue's `fdatasync` must be called.
+    /// Returns the open file description on which this queue's `fdatasync` must be called.
     pub(super) fn file(&self) -> BorrowedFd<'_> {
         self.file.as_ref().map_or(self.image.file(), AsFd::as_fd)
     }

@@ -335,7 +335,7 @@ impl Image {
         }
     }
 
-    /// The geometry, with the size as last measured.
+    /// Returns the geometry, with the size as last measured.
     #[must_use]
     pub fn geometry(&self) -> Geometry {
         Geometry { size: self.size.load(Ordering::Acquire), ..self.geometry }
@@ -378,14 +378,15 @@ impl Image {
         size_of_file(&self.file)
     }
 
-    /// The description for reads and writes.
+    /// Returns the description for reads and writes.
     #[must_use]
     pub fn file(&self) -> BorrowedFd<'_> {
         self.file.as_fd()
     }
 
-    /// The description for `fallocate`. If a range of a block device has dirty pages, Linux refuses
-    /// to zero or discard it (`EBUSY`), unless the description holds the device exclusively.
+    /// Returns the description for `fallocate`. If a range of a block device has dirty pages, Linux
+    /// refuses to zero or discard it (`EBUSY`), unless the description holds the device
+    /// exclusively.
     #[must_use]
     pub fn holder(&self) -> BorrowedFd<'_> {
         self.holder.as_ref().unwrap_or(&self.file).as_fd()
@@ -464,7 +465,7 @@ impl Image {
         Self { nowait: false, ..self }
     }
 
-    /// The name by which it was opened, perhaps by another process.
+    /// Returns the name by which the image was opened, perhaps by another process.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
@@ -476,7 +477,7 @@ impl Image {
         self.block_device
     }
 
-    /// The number (`st_dev`) of the host's device on which the bytes lie.
+    /// Returns the number (`st_dev`) of the host's device on which the bytes lie.
     #[must_use]
     pub fn device(&self) -> u64 {
         self.device

@@ -147,7 +147,7 @@ fn piece(storage: &Mapping, task: &mut Task, bytes: u64) -> Step {
 }
 
 impl DiskQueue for MemoryQueue {
-    /// The number of requests of one page that the quota of a turn allows.
+    /// Returns the number of requests of one page that the quota of a turn allows.
     fn burst_max(&self) -> usize {
         32
     }

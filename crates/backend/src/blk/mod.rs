@@ -127,12 +127,12 @@ impl Burst {
         self.requests.push(Request { token, op, offset, len, slices });
     }
 
-    /// The list to which the caller pushes a request's slices, before [`Self::push`].
+    /// Returns the list to which the caller pushes a request's slices, before [`Self::push`].
     pub fn slices(&mut self) -> &mut SliceList {
         &mut self.slices
     }
 
-    /// The slices pushed since the last request, for the request to be added next.
+    /// Returns the slices pushed since the last request, for the request to be added next.
     #[must_use]
     pub fn new_slices(&self) -> &[GuestSlice<'_>] {
         &self.slices.as_slices()[self.requests.last().map_or(0, |r| r.slices.end)..]
@@ -144,7 +144,7 @@ impl Burst {
         self.slices.truncate(end);
     }
 
-    /// The requests with their slices.
+    /// Returns the requests with their slices.
     pub fn iter(&self) -> impl Iterator<Item = (&Request, Pieces<'_>)> {
         self.requests.iter().map(|r| (r, self.slices.pieces(r.slices.clone())))
     }
@@ -197,7 +197,7 @@ pub struct Connection {
 /// A disk, shared by its queues. Its methods may block (a network disk may hang), so only threads
 /// that may wait call them.
 pub trait Disk: Send + Sync + std::fmt::Debug {
-    /// The present geometry: only its size can change, by [`Self::resize`].
+    /// Returns the present geometry: only its size can change, by [`Self::resize`].
     fn geometry(&self) -> Geometry;
 
     /// Makes a queue. `has_ring`: its worker will have an io_uring.
@@ -206,12 +206,13 @@ pub trait Disk: Send + Sync + std::fmt::Debug {
     /// `EMFILE`, `ENFILE` or `ENOMEM`: the host has no descriptor or memory for the queue.
     fn open_queue(&self, has_ring: bool) -> Result<Box<dyn DiskQueue>, Errno>;
 
-    /// The most queues that the disk can have.
+    /// Returns the most queues that the disk can have.
     fn queues_max(&self) -> usize {
         usize::MAX
     }
 
-    /// The connections of the disk's queues to its server; empty for a disk without a server.
+    /// Returns the connections of the disk's queues to its server; empty for a disk without a
+    /// server.
     fn connections(&self) -> Vec<Connection> {
         Vec::new()
     }
@@ -252,10 +253,10 @@ pub trait Disk: Send + Sync + std::fmt::Debug {
     /// Unlocks the image after [`Self::acquire`], when the last ring has stopped. May block.
     fn release(&self) {}
 
-    /// A short name for logs and counters: `file`, `uring`, `null`, ..
+    /// Returns a short name for logs and counters: `file`, `uring`, `null`, ..
     fn kind(&self) -> &'static str;
 
-    /// The image behind the disk, if there is one.
+    /// Returns the image behind the disk, if there is one.
     fn image(&self) -> Option<&Image> {
         None
     }
@@ -274,8 +275,9 @@ pub trait DiskQueue: Send + std::fmt::Debug {
         let _ = ring;
     }
 
-    /// The most requests that a burst should have. A disk that serves a burst before `submit`
-    /// returns wants short bursts: the first request is answered no earlier than the last one.
+    /// Returns the most requests that a burst should have. A disk that serves a burst before
+    /// `submit` returns wants short bursts: the first request is answered no earlier than the last
+    /// one.
     fn burst_max(&self) -> usize {
         usize::MAX
     }
@@ -308,8 +310,8 @@ pub trait DiskQueue: Send + std::fmt::Debug {
         false
     }
 
-    /// An eventfd that another thread writes when [`Self::reap`] has a completion of it. The worker
-    /// watches it edge-triggered while the queue is attached, and never reads it.
+    /// Returns an eventfd that another thread writes when [`Self::reap`] has a completion of it.
+    /// The worker watches it edge-triggered while the queue is attached, and never reads it.
     fn readiness(&self) -> Option<BorrowedFd<'_>> {
         None
     }

@@ -12,7 +12,7 @@ pub struct NullDisk {
 }
 
 impl NullDisk {
-    /// A null disk of `size` bytes.
+    /// Makes a null disk of `size` bytes.
     #[must_use]
     pub fn new(size: u64) -> Self {
         Self { size: AtomicU64::new(size) }

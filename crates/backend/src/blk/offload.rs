@@ -319,8 +319,8 @@ impl DiskThreadQueue {
         self.offload.recall(&self.inbox, u64::from(token))
     }
 
-    /// The eventfd that is written when there is something to reap. It is watched edge-triggered,
-    /// and never read.
+    /// Returns the eventfd that is written when there is something to reap. It is watched
+    /// edge-triggered, and never read.
     pub(crate) fn readiness(&self) -> BorrowedFd<'_> {
         self.inbox.readiness()
     }

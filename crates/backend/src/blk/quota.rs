@@ -36,8 +36,8 @@ impl Quota {
         fits
     }
 
-    /// Charges `bytes`, or the rest of the quota if that is less; returns that number: for a
-    /// transfer in pieces.
+    /// Charges `bytes`, or the rest of the quota if that is less, and returns that number. A
+    /// transfer in pieces calls this for each piece.
     pub(crate) fn take_part(&mut self, bytes: u64) -> u64 {
         let part = bytes.min(self.left);
         self.left -= part;

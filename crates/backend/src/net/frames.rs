@@ -280,7 +280,7 @@ impl Frames {
         self.slices.release();
     }
 
-    /// The number of frames in the burst.
+    /// Returns the number of frames in the burst.
     #[must_use]
     #[inline]
     pub fn count(&self) -> usize {

@@ -89,7 +89,7 @@ impl Grip {
         timers.iter().filter_map(Weak::upgrade).for_each(|timer| arm(&timer));
     }
 
-    /// The number of frames that the port has now.
+    /// Returns the number of frames that the port has now.
     #[must_use]
     pub fn count(&self) -> usize {
         self.0.count.load(Ordering::SeqCst)

@@ -187,7 +187,7 @@ impl Merger {
         groups.push(MergeGroup { parts: 1 << index, joined: Some(Joined::new(head)) });
     }
 
-    /// The group to be sent next.
+    /// Returns the group to be sent next.
     pub(super) fn next(&self) -> Option<&MergeGroup> {
         self.groups.get(self.next)
     }

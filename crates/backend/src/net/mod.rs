@@ -102,25 +102,25 @@ pub struct RoomInfo {
 
 /// Where a device's packets come from and go to.
 pub trait Port: Send + Sync + std::fmt::Debug {
-    /// The kind of port: `tap`, `macvtap`, `xdp`, `switch`, `null`.
+    /// Returns the kind of port: `tap`, `macvtap`, `xdp`, `switch`, `null`.
     fn kind(&self) -> &'static str;
 
-    /// The name of the host's interface; `None`: the port is no interface.
+    /// Returns the name of the host's interface; `None`: the port is no interface.
     fn interface(&self) -> Option<&str> {
         None
     }
 
-    /// How many queue pairs the port has.
+    /// Returns how many queue pairs the port has.
     fn queue_pairs(&self) -> usize;
 
-    /// The offloads that guests may use in frames that they send: partial checksums, large
+    /// Returns the offloads that guests may use in frames that they send: partial checksums, large
     /// segments.
     fn taken(&self) -> Offloads;
 
-    /// The offloads that the port can use in frames to a guest that accepts them.
+    /// Returns the offloads that the port can use in frames to a guest that accepts them.
     fn given(&self) -> Offloads;
 
-    /// The MTU of the host's interface in bytes; `None`: the port is no interface.
+    /// Returns the MTU of the host's interface in bytes; `None`: the port is no interface.
     fn mtu(&self) -> Option<u16>;
 
     /// Returns how many frames may wait for the guest in the host's queues; `None`: the port has no
@@ -247,7 +247,7 @@ pub trait Port: Send + Sync + std::fmt::Debug {
     /// died. May block.
     fn keep(&self) {}
 
-    /// The counters of the port; `None`: it is no port of a switch.
+    /// Returns the counters of the port; `None`: it is no port of a switch.
     fn counted(&self) -> Option<&switch::PortCounters> {
         None
     }
@@ -348,7 +348,7 @@ pub trait PortTx: Send + std::fmt::Debug {
     /// the reason.
     fn send(&mut self, frames: &Frames, first: usize) -> Sent;
 
-    /// The event to wait for after [`Stop::Blocked`].
+    /// Returns the event to wait for after [`Stop::Blocked`].
     fn readiness(&self) -> Readiness<'_>;
 
     /// True if the port itself refuses frames whose partial checksum would be written into bytes
@@ -375,9 +375,9 @@ pub trait PortTx: Send + std::fmt::Debug {
     /// memory are back, the port must not refer to that memory. Does not block.
     fn forget(&mut self) {}
 
-    /// An eventfd or timer that becomes readable anew each time that [`Self::reap`] has something.
-    /// The worker watches it edge-triggered while it owns the queue, and never reads it. `reap` of
-    /// a port without one is called every 50 us while the port has a frame.
+    /// Returns an eventfd or timer that becomes readable anew each time that [`Self::reap`] has
+    /// something. The worker watches it edge-triggered while it owns the queue, and never reads it.
+    /// `reap` of a port without one is called every 50 us while the port has a frame.
     fn done(&self) -> Readiness<'_> {
         Readiness::Never
     }
@@ -419,6 +419,6 @@ pub trait PortRx: Send + std::fmt::Debug {
     /// * Any other: the port is down, detached or deleted; wait until it is attached again.
     fn recv(&mut self, buffers: &[GuestSlice]) -> Result<usize, Errno>;
 
-    /// The event to wait for after [`Self::recv`] has failed with `EAGAIN`.
+    /// Returns the event to wait for after [`Self::recv`] has failed with `EAGAIN`.
     fn readiness(&self) -> Readiness<'_>;
 }

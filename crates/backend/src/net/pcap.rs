@@ -226,7 +226,8 @@ impl PcapPort {
         Ok(Self::around(port, Pcap { capture }))
     }
 
-    /// The number of frames that passed without being captured, because the buffer was full.
+    /// Returns the number of frames that passed without being captured, because the buffer was
+    /// full.
     #[must_use]
     pub fn missed(&self) -> u64 {
         self.decorator.capture.missed.load(Ordering::Relaxed)

@@ -203,7 +203,7 @@ impl Words {
         Ok(Self { base: NonNull::new(base.cast()).ok_or(Errno::NOMEM)?, count })
     }
 
-    /// The shared words. Each of them may change at any time.
+    /// Returns the shared words. Each of them may change at any time.
     #[must_use]
     #[inline]
     pub fn as_slice(&self) -> &[AtomicU32] {

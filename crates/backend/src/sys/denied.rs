@@ -125,14 +125,14 @@ fn open(context: &libc::ucontext_t) -> i32 {
     }
 }
 
-/// The number of the interrupted call.
+/// Returns the number of the interrupted call.
 #[cfg(target_arch = "x86_64")]
 #[allow(clippy::cast_sign_loss, clippy::cast_possible_truncation, reason = "numbers of calls")]
 fn call(context: &libc::ucontext_t) -> u32 {
     context.uc_mcontext.gregs[libc::REG_RAX as usize] as u32
 }
 
-/// The first five arguments of the interrupted call.
+/// Returns the first five arguments of the interrupted call.
 #[cfg(target_arch = "x86_64")]
 #[allow(clippy::cast_sign_loss, reason = "indexes of registers")]
 fn arguments(context: &libc::ucontext_t) -> [i64; 5] {
@@ -147,14 +147,14 @@ fn answer(context: &mut libc::ucontext_t, result: i32) {
     context.uc_mcontext.gregs[libc::REG_RAX as usize] = i64::from(result);
 }
 
-/// The number of the interrupted call.
+/// Returns the number of the interrupted call.
 #[cfg(target_arch = "aarch64")]
 #[allow(clippy::cast_possible_truncation, reason = "numbers of calls")]
 fn call(context: &libc::ucontext_t) -> u32 {
     context.uc_mcontext.regs[8] as u32
 }
 
-/// The first five arguments of the interrupted call.
+/// Returns the first five arguments of the interrupted call.
 #[cfg(target_arch = "aarch64")]
 fn arguments(context: &libc::ucontext_t) -> [i64; 5] {
     [0, 1, 2, 3, 4].map(|register| context.uc_mcontext.regs[register].cast_signed())

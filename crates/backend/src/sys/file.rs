@@ -176,7 +176,7 @@ impl Mark {
         Self(byte)
     }
 
-    /// The offset of the byte.
+    /// Returns the offset of the byte.
     #[must_use]
     pub fn byte(self) -> i64 {
         self.0

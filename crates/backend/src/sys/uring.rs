@@ -397,8 +397,8 @@ impl Ring {
         fits
     }
 
-    /// A counter of the work that was placed since the ring was created, submitted or not: the
-    /// bytes of [`Self::take_inline`], and a fixed cost for each entry. The difference of two
+    /// Returns a counter of the work that was placed since the ring was created, submitted or not:
+    /// the bytes of [`Self::take_inline`], and a fixed cost for each entry. The difference of two
     /// readings is the work between them.
     #[inline]
     pub fn placed(&self) -> u64 {

@@ -216,38 +216,38 @@ impl XenBlkDevice {
         Self { options, backing, shared }
     }
 
-    /// The device's name in the configuration.
+    /// Returns the device's name in the configuration.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.options.name
     }
 
-    /// The disk behind the device.
+    /// Returns the disk behind the device.
     #[must_use]
     pub fn host(&self) -> &Arc<HostDisk> {
         &self.backing.host
     }
 
-    /// The limit on requests and bytes per second. After a change, running queues follow it only
-    /// when [`Pool::refresh`] tells them.
+    /// Returns the limit on requests and bytes per second. After a change, running queues follow it
+    /// only when [`Pool::refresh`] tells them.
     #[must_use]
     pub fn limit(&self) -> &Arc<Limit> {
         &self.shared.limit
     }
 
-    /// The features that the device offers.
+    /// Returns the features that the device offers.
     #[must_use]
     pub fn offer(&self) -> Offer {
         self.options.offer(self.host())
     }
 
-    /// The counters of queue `index`.
+    /// Returns the counters of queue `index`.
     #[must_use]
     pub fn stats(&self, index: usize) -> Option<Arc<QueueStats>> {
         self.backing.stats.get(index)
     }
 
-    /// The counters of all queues, which outlive connections.
+    /// Returns the counters of all queues, which outlive connections.
     #[must_use]
     pub fn all_stats(&self) -> &Arc<DeviceStats> {
         &self.backing.stats

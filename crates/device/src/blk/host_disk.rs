@@ -48,7 +48,7 @@ impl HostDisk {
         Self { disk, geometry, size, block_size, read_only, resizing, changes }
     }
 
-    /// The disk itself.
+    /// Returns the disk itself.
     #[must_use]
     pub fn disk(&self) -> &Arc<dyn Disk> {
         &self.disk
@@ -60,13 +60,13 @@ impl HostDisk {
         self.read_only
     }
 
-    /// The geometry as the guest is told, with the present size.
+    /// Returns the geometry as the guest is told, with the present size.
     #[must_use]
     pub fn geometry(&self) -> Geometry {
         *self.geometry.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Bytes of the disk, as the guest sees it.
+    /// Returns the number of bytes of the disk, as the guest sees it.
     #[must_use]
     pub fn size(&self) -> u64 {
         self.size.load(Ordering::Relaxed)

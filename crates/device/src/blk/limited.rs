@@ -26,7 +26,7 @@ impl BlkQueue {
         self.gate = self.shared.limit.gate();
     }
 
-    /// When the limit may admit a request again; `None`: it refused none.
+    /// Returns when the limit may admit a request again; `None`: it refused none.
     pub(super) fn limited_until_ns(&self) -> Option<u64> {
         self.gate.as_ref().and_then(|gate| gate.due_ns())
     }

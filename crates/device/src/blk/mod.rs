@@ -74,7 +74,7 @@ pub struct BlkOptions {
 }
 
 impl Default for BlkOptions {
-    /// A disk called `blk` with one queue and a write-back cache.
+    /// Makes a disk called `blk` with one queue and a write-back cache.
     fn default() -> Self {
         Self {
             name: "blk".to_owned(),
@@ -170,13 +170,13 @@ impl BlkDevice {
         BlkQueue::new(disk, self.shared.clone(), memory)
     }
 
-    /// The disk behind the device.
+    /// Returns the disk behind the device.
     #[must_use]
     pub fn host(&self) -> &Arc<HostDisk> {
         &self.backing.host
     }
 
-    /// The counters of all queues.
+    /// Returns the counters of all queues.
     #[must_use]
     pub fn all_stats(&self) -> &Arc<DeviceStats> {
         &self.backing.stats
@@ -186,8 +186,8 @@ impl BlkDevice {
         self.backing.disk()
     }
 
-    /// The limit on requests and bytes per second. After a change, running queues follow it only
-    /// when [`Pool::refresh`] tells them.
+    /// Returns the limit on requests and bytes per second. After a change, running queues follow it
+    /// only when [`Pool::refresh`] tells them.
     #[must_use]
     pub fn limit(&self) -> &Arc<Limit> {
         &self.shared.limit

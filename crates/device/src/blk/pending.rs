@@ -27,7 +27,7 @@ pub(super) enum Kind {
 }
 
 impl Kind {
-    /// The histogram for the request's service time.
+    /// Returns the histogram for the request's service time.
     pub(super) const fn served(self) -> ServedOp {
         match self {
             Self::Read => ServedOp::Read,
@@ -68,12 +68,12 @@ impl<R> PendingRequests<R> {
         Self { requests: Table::new(), last: 0, epochs: Epochs::new(memory), bytes: 0 }
     }
 
-    /// The snapshot in which the slices of new requests lie.
+    /// Returns the snapshot in which the slices of new requests lie.
     pub(super) fn memory(&self) -> &GuestMemory {
         self.epochs.memory(self.epochs.current())
     }
 
-    /// The sum of the lengths of all requests, in bytes.
+    /// Returns the sum of the lengths of all requests, in bytes.
     #[inline]
     pub(super) fn bytes(&self) -> u64 {
         self.bytes

@@ -73,7 +73,7 @@ impl<R> QueueRequests<R> {
         }
     }
 
-    /// The most requests to pop in one turn.
+    /// Returns the most requests to pop in one turn.
     #[inline]
     pub(super) fn burst_max(&self) -> usize {
         self.burst_max
@@ -90,7 +90,7 @@ impl<R> QueueRequests<R> {
         self.pending.newest(count)
     }
 
-    /// The snapshot in which the slices of new requests lie.
+    /// Returns the snapshot in which the slices of new requests lie.
     pub(super) fn memory(&self) -> &GuestMemory {
         self.pending.memory()
     }
@@ -144,13 +144,13 @@ impl<R> QueueRequests<R> {
         self.pending.drain()
     }
 
-    /// The burst, to which the caller pushes a request's slices before [`Self::submit`].
+    /// Returns the burst, to which the caller pushes a request's slices before [`Self::submit`].
     #[inline]
     pub(super) fn burst(&mut self) -> &mut Burst {
         &mut self.burst
     }
 
-    /// The slices that were pushed for the next request.
+    /// Returns the slices that were pushed for the next request.
     #[inline]
     pub(super) fn new_slices(&self) -> &[GuestSlice<'_>] {
         self.burst.new_slices()

@@ -45,7 +45,7 @@ impl SpaceWaiters {
         now_ns >= self.retry_at_ns
     }
 
-    /// When the queue needs a turn for a retry; `None`: no request waits.
+    /// Returns when the queue needs a turn for a retry; `None`: no request waits.
     pub(super) fn due_ns(&self) -> Option<u64> {
         (self.retry_at_ns != u64::MAX).then_some(self.retry_at_ns)
     }

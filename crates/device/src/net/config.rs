@@ -62,7 +62,7 @@ const ALWAYS: u64 = VIRTIO_F_VERSION_1
     | VIRTIO_NET_F_STATUS
     | CTRL_BITS;
 
-/// The features that this device offers.
+/// Returns the features that this device offers.
 pub(super) fn features(options: &NetOptions, port: &dyn Port, mtu: Option<u16>) -> u64 {
     let when = |condition: bool, feature: u64| if condition { feature } else { 0 };
     ALWAYS

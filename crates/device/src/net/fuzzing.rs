@@ -73,7 +73,7 @@ impl SoloTx {
         self.queue.publish();
     }
 
-    /// The device side of the ring.
+    /// Returns the device side of the ring.
     #[must_use]
     pub fn queue(&self) -> &DeviceQueue {
         &self.queue
@@ -130,7 +130,7 @@ impl SoloRx {
         self.queue.publish();
     }
 
-    /// The device side of the ring.
+    /// Returns the device side of the ring.
     #[must_use]
     pub fn queue(&self) -> &DeviceQueue {
         &self.queue
@@ -193,19 +193,19 @@ impl SoloControl {
         }
     }
 
-    /// The number of pairs that the driver's hash may choose.
+    /// Returns the number of pairs that the driver's hash may choose.
     #[must_use]
     pub fn hashed_pairs(&self) -> usize {
         self.device.0.state().port.rss.as_ref().map_or(1, |rss| rss.config().pairs())
     }
 
-    /// The device, with the settings that the commands have made.
+    /// Returns the device, with the settings that the commands have made.
     #[must_use]
     pub fn device(&self) -> &NetDevice {
         &self.device
     }
 
-    /// The device side of the ring.
+    /// Returns the device side of the ring.
     #[must_use]
     pub fn queue(&self) -> &DeviceQueue {
         &self.ring

@@ -21,7 +21,7 @@ impl Kept {
         Self { policy: ReclaimPolicy::new(), chains: Vec::new(), bytes: 0, since_ns: 0 }
     }
 
-    /// When the held buffers must be returned; `None`: none are held.
+    /// Returns when the held buffers must be returned; `None`: none are held.
     pub(super) fn due_ns(&self) -> Option<u64> {
         (!self.chains.is_empty()).then_some(self.since_ns + KEEP_NS_MAX)
     }

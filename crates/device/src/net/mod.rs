@@ -104,8 +104,8 @@ pub struct NetOptions {
 }
 
 impl Default for NetOptions {
-    /// A device called `net` with one pair and all offloads of its port. Its MAC address is all
-    /// zeroes.
+    /// Makes a device called `net` with one pair and all offloads of its port. Its MAC address is
+    /// all zeroes.
     fn default() -> Self {
         Self {
             name: "net".to_owned(),

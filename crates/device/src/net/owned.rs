@@ -88,7 +88,7 @@ impl OwnedPort {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The device's name in the configuration.
+    /// Returns the device's name in the configuration.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name

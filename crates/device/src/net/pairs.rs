@@ -50,14 +50,14 @@ impl State {
 }
 
 impl NetDevice {
-    /// The limit on packets and bytes per second. After a change, running queues follow it only
-    /// when [`Pool::refresh`](manyring_engine::Pool::refresh) tells them.
+    /// Returns the limit on packets and bytes per second. After a change, running queues follow it
+    /// only when [`Pool::refresh`](manyring_engine::Pool::refresh) tells them.
     #[must_use]
     pub fn limit(&self) -> &Arc<Limit> {
         &self.0.limit
     }
 
-    /// The counters of all queues.
+    /// Returns the counters of all queues.
     #[must_use]
     pub fn all_stats(&self) -> &Arc<DeviceStats> {
         &self.0.stats

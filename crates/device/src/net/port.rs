@@ -61,7 +61,7 @@ impl PortState {
         self.is_link_shown && !self.is_loss_shown
     }
 
-    /// The number of pairs that the host uses.
+    /// Returns the number of pairs that the host uses.
     pub(super) fn attached_pairs(&self) -> usize {
         self.attached.iter().filter(|attached| **attached).count()
     }
@@ -110,7 +110,7 @@ impl HostPort {
 
 /// A device with a port: makes the calls of the host for settings of guest and operator.
 pub(super) trait HasPort {
-    /// The device's name.
+    /// Returns the device's name.
     fn name(&self) -> &str;
 
     fn host(&self) -> &HostPort;

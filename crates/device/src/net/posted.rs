@@ -80,7 +80,7 @@ impl Posted {
         self.is_mergeable
     }
 
-    /// Bytes of the header before each frame in the guest's buffers.
+    /// Returns the number of bytes of the header before each frame in the guest's buffers.
     #[inline]
     pub(super) fn header_size(&self) -> usize {
         self.header_size
@@ -91,24 +91,24 @@ impl Posted {
         self.buffers.is_empty()
     }
 
-    /// Bytes of all buffers.
+    /// Returns the number of bytes of all buffers.
     #[inline]
     pub(super) fn size(&self) -> usize {
         self.size
     }
 
-    /// The numbers of pieces and bytes of each buffer, in order.
+    /// Returns the numbers of pieces and bytes of each buffer, in order.
     pub(super) fn buffers(&self) -> impl Iterator<Item = (usize, usize)> {
         self.buffers.as_slice().iter().map(|buffer| (buffer.pieces, buffer.size))
     }
 
-    /// The numbers of pieces and bytes of the next buffer.
+    /// Returns the numbers of pieces and bytes of the next buffer.
     #[inline]
     pub(super) fn front(&self) -> Option<(usize, usize)> {
         self.buffers.front().map(|buffer| (buffer.pieces, buffer.size))
     }
 
-    /// The pieces of all buffers, in order.
+    /// Returns the pieces of all buffers, in order.
     #[inline]
     pub(super) fn pieces(&self) -> &SliceQueue {
         &self.pieces
@@ -313,7 +313,7 @@ impl Posted {
         count
     }
 
-    /// The number of buffers that a frame of `size` bytes fills.
+    /// Returns the number of buffers that a frame of `size` bytes fills.
     fn count_for(&self, size: usize) -> usize {
         let (mut left, mut count) = (size, 0);
         for buffer in self.buffers.as_slice() {

@@ -38,8 +38,9 @@ pub(crate) enum RxDecision {
 }
 
 impl Rules {
-    /// Bytes of the longest finished frame that is delivered without being examined; 0 if the link
-    /// is down or a filter must examine each frame. Must agree with [`Self::fate`].
+    /// Returns the number of bytes of the longest finished frame that is delivered without being
+    /// examined; 0 if the link is down or a filter must examine each frame. Must agree with
+    /// [`Self::fate`].
     #[inline]
     pub(crate) fn plain_max(&self) -> usize {
         if self.link_up && self.filter.is_none() { self.frame_size_max } else { 0 }

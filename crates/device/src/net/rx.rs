@@ -80,7 +80,7 @@ pub(crate) struct NetRx {
     is_out: bool,
 }
 
-/// How many of the guest's buffers the offer covers, and their bytes.
+/// The number of the guest's buffers that were last offered to the port, and their bytes.
 #[derive(Clone, Copy, Debug, Default)]
 struct Offered {
     buffers: usize,

@@ -10,20 +10,20 @@ use std::sync::Arc;
 
 /// A network device, as the host's events and the operator use it.
 pub trait NetSide: Debug + Send + Sync {
-    /// The port behind the device.
+    /// Returns the port behind the device.
     fn port(&self) -> &Arc<dyn Port>;
 
-    /// The present MAC address, which the driver may have changed.
+    /// Returns the present MAC address, which the driver may have changed.
     fn mac(&self) -> MacAddress;
 
-    /// The MTU that the guest is told when it starts its device.
+    /// Returns the MTU that the guest is told when it starts its device.
     fn mtu(&self) -> Option<u16>;
 
-    /// The number of queue pairs.
+    /// Returns the number of queue pairs.
     fn queue_pairs(&self) -> usize;
 
-    /// The number of queue pairs that the host may use now. Does not wait for a change that is
-    /// under way.
+    /// Returns the number of queue pairs that the host may use now. Does not wait for a change that
+    /// is under way.
     fn attached_pairs(&self) -> usize;
 
     /// True if virtqueue `index` is the control queue that the back-end serves, or was at its last

@@ -134,7 +134,7 @@ impl NetTx {
         self
     }
 
-    /// When the held buffers must be returned; `None`: none are held.
+    /// Returns when the held buffers must be returned; `None`: none are held.
     pub(crate) fn kept_due_ns(&self) -> Option<u64> {
         self.kept.as_ref().and_then(|kept| kept.due_ns())
     }

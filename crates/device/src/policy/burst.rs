@@ -50,7 +50,7 @@ impl BurstBounds {
         Self { shared_bytes, ..Self::new() }
     }
 
-    /// The most frames to pop for the next turn, computed from the length of the last ones.
+    /// Returns the most frames to pop for the next turn, computed from the length of the last ones.
     #[inline]
     pub(crate) fn frames_max(&self) -> usize {
         self.frames_max

@@ -25,8 +25,9 @@ pub(super) fn version(args: &SnippetArgs) -> Result<Version, String> {
     Ok(version)
 }
 
-/// The beginning of QEMU's command line: shared memory, and a socket with the id `id`; the option
-/// of the device follows. `server` is the socket's option to listen, for a device with `client`.
+/// Returns the beginning of QEMU's command line: shared memory, and a socket with the id `id`; the
+/// option of the device follows. `server` is the socket's option to listen, for a device with
+/// `client`.
 pub(super) fn machine(wanted: &Wanted, id: &str, server: &str) -> String {
     let (socket, queues) = (wanted.socket.display(), wanted.queues);
     let (versions, how) = match (wanted.client, wanted.qemu >= MILLISECONDS) {

@@ -45,7 +45,7 @@ pub(super) fn table(devices: &[&DeviceInfo], before: Before<'_>) -> String {
     out
 }
 
-/// The queue's name, or its index if the daemon's answer has no name.
+/// Returns the queue's name, or its index if the daemon's answer has no name.
 fn queue_name(seen: &Seen<'_>) -> String {
     let queue = seen.queue;
     queue.name.clone().unwrap_or_else(|| queue.index.to_string())
@@ -66,8 +66,8 @@ fn drops(seen: &Seen<'_>) -> String {
     format!("{drops:.0}")
 }
 
-/// The causes of drops whose counters are not zero, each with the number of packets: in all, or per
-/// second.
+/// Returns the causes of drops whose counters are not zero, each with the number of packets: in
+/// all, or per second.
 fn dropped<'a>(seen: &'a Seen<'a>) -> impl Iterator<Item = (&'a str, f64)> {
     let names = seen.queue.counters.keys();
     names.filter_map(|name| {
@@ -76,7 +76,7 @@ fn dropped<'a>(seen: &'a Seen<'a>) -> impl Iterator<Item = (&'a str, f64)> {
     })
 }
 
-/// A line with the causes of drops, for a queue that dropped packets; else empty.
+/// Returns a line with the causes of drops, for a queue that dropped packets; else empty.
 fn causes(seen: &Seen<'_>, is_interval: bool) -> String {
     let digits = usize::from(is_interval);
     let all: Vec<_> = dropped(seen)
@@ -89,8 +89,8 @@ fn causes(seen: &Seen<'_>, is_interval: bool) -> String {
     format!("{} {name} dropped{unit}: {}\n", seen.device.name, all.join(", "))
 }
 
-/// A line with the counters of a switch port that are not zero, else empty. With an earlier reading
-/// `former`, the growth since then is shown.
+/// Returns a line with the counters of a switch port that are not zero, else empty. With an earlier
+/// reading `former`, the growth since then is shown.
 fn switched(device: &DeviceInfo, former: Option<&DeviceInfo>) -> String {
     let Detail::Net { switch, .. } = &device.detail else { return String::new() };
     let before = |name: &String| match former.map(|former| &former.detail) {

@@ -18,17 +18,17 @@ pub(super) struct Column {
     is_rate: bool,
 }
 
-/// A column of text.
+/// Makes a column of text.
 pub(super) const fn text(name: &'static str, cell: fn(&Seen<'_>) -> String) -> Column {
     Column { name, cell, is_text: true, is_rate: false }
 }
 
-/// A column of numbers.
+/// Makes a column of numbers.
 pub(super) const fn number(name: &'static str, cell: fn(&Seen<'_>) -> String) -> Column {
     Column { name, cell, is_text: false, is_rate: false }
 }
 
-/// A column of a counter, which is shown per second if there is an earlier reading.
+/// Makes a column of a counter, which is shown per second if there is an earlier reading.
 pub(super) const fn rate(name: &'static str, cell: fn(&Seen<'_>) -> String) -> Column {
     Column { name, cell, is_text: false, is_rate: true }
 }
@@ -56,18 +56,18 @@ pub(crate) struct Seen<'a> {
 }
 
 impl Seen<'_> {
-    /// The present value of a gauge, as text.
+    /// Returns the present value of a gauge, as text.
     fn now(&self, name: &str) -> String {
         self.queue.counter(name).to_string()
     }
 
-    /// The growth of a counter in the interval; its value if there is no earlier reading.
+    /// Returns the growth of a counter in the interval; its value if there is no earlier reading.
     pub(crate) fn counted(&self, name: &str) -> u64 {
         let now = self.queue.counter(name);
         self.before.map_or(now, |(old, _)| now.saturating_sub(old.counter(name)))
     }
 
-    /// The value of a counter, or its growth per second if there is an earlier reading.
+    /// Returns the value of a counter, or its growth per second if there is an earlier reading.
     pub(crate) fn scaled(&self, name: &str) -> f64 {
         let counted = as_float(self.counted(name));
         self.before.map_or(counted, |(_, seconds)| counted / seconds)
@@ -83,7 +83,7 @@ impl Seen<'_> {
         format!("{:.1}", self.scaled(name) / 1e6)
     }
 
-    /// A histogram: of the interval since the earlier reading, or of all time without one.
+    /// Returns a histogram: of the interval since the earlier reading, or of all time without one.
     pub(crate) fn histogram(&self, name: &str) -> Summary {
         let now = self.queue.histogram(name);
         self.before.map_or_else(|| now.clone(), |(old, _)| now.since(&old.histogram(name)))

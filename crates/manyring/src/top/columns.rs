@@ -98,14 +98,14 @@ impl Cell {
         Self::Number(share, format!("{:.0}", share * 100.0))
     }
 
-    /// The text that is shown.
+    /// Returns the text that is shown.
     pub(super) fn shown(&self) -> &str {
         match self {
             Self::Text(text) | Self::Number(_, text) => text,
         }
     }
 
-    /// The order of rows: the largest number first, texts from A to Z.
+    /// Returns the order of rows: the largest number first, texts from A to Z.
     pub(super) fn order(&self, other: &Self) -> std::cmp::Ordering {
         match (self, other) {
             (Self::Number(a, _), Self::Number(b, _)) => b.total_cmp(a),
@@ -140,14 +140,14 @@ pub(super) fn rows(view: View, now: &Shown, before: Option<(&Shown, f64)>) -> Ve
     }
 }
 
-/// The counters of losses that are not zero: `errors` of disks, `dropped_*` of networks.
+/// Returns the counters of losses that are not zero: `errors` of disks, `dropped_*` of networks.
 pub(super) fn losses<'a>(queue: &'a Seen<'a>) -> impl Iterator<Item = (&'a str, f64)> {
     let names = queue.queue.counters.keys();
     let lost = names.filter(|name| *name == "errors" || name.starts_with("dropped_"));
     lost.map(|name| (name.as_str(), queue.scaled(name))).filter(|(_, scaled)| *scaled > 0.0)
 }
 
-/// A queue's operations, bytes to the guest and bytes from the guest, each per second.
+/// Returns a queue's operations, bytes to the guest and bytes from the guest, each per second.
 fn done(queue: &Seen<'_>) -> [f64; 3] {
     let passed = queue.scaled("bytes_passed");
     let is_rx = queue.queue.name.as_deref().is_some_and(|name| name.starts_with("rx"));
@@ -159,8 +159,8 @@ fn done(queue: &Seen<'_>) -> [f64; 3] {
     ]
 }
 
-/// The latency of a queue: for a disk, the time to serve a request; for a network device, the time
-/// until the worker sees a packet.
+/// Returns the latency of a queue: for a disk, the time to serve a request; for a network device,
+/// the time until the worker sees a packet.
 fn took(queue: &Seen<'_>) -> Summary {
     queue.histogram(if queue.device.kind == "net" { "wait_ns" } else { "serve_ns" })
 }

@@ -75,7 +75,7 @@ impl Model {
         }
     }
 
-    /// The rows of the table, sorted and filtered.
+    /// Returns the rows of the table, sorted and filtered.
     pub(super) fn rows(&self) -> Vec<Row> {
         let Some((now, _)) = &self.now else { return Vec::new() };
         let mut rows = rows(self.view, now, self.since());
@@ -106,7 +106,7 @@ impl Model {
         View::ALL.iter().position(|view| *view == self.view).unwrap_or(0)
     }
 
-    /// The index of the chosen row.
+    /// Returns the index of the chosen row.
     pub(super) fn chosen(&self, rows: &[Row]) -> usize {
         let is_chosen = |row: &Row| Some(&row.key) == self.chosen.as_ref();
         rows.iter().position(is_chosen).unwrap_or(0)
@@ -264,7 +264,7 @@ impl Model {
     }
 }
 
-/// A number with its noun, like `1 queue` or `2 queues`.
+/// Returns a number with its noun, like `1 queue` or `2 queues`.
 fn several(count: usize, what: &str) -> String {
     format!("{count} {what}{}", if count == 1 { "" } else { "s" })
 }

@@ -1,11 +1,11 @@
 //! Formats numbers in at most six characters.
 
-/// A rate per second, of requests or bytes: 1234, 12.3k, 4.5M, 1.2G.
+/// Formats a rate per second, of requests or bytes: 1234, 12.3k, 4.5M, 1.2G.
 pub(super) fn rate(value: f64) -> String {
     scaled(value, 1000.0, &["", "k", "M", "G", "T"])
 }
 
-/// A time given in nanoseconds: 850ns, 12us, 3.4ms, 1.2s.
+/// Formats a time given in nanoseconds: 850ns, 12us, 3.4ms, 1.2s.
 pub(super) fn time(ns: f64) -> String {
     if ns <= 0.0 {
         return "-".to_owned();
@@ -13,7 +13,7 @@ pub(super) fn time(ns: f64) -> String {
     scaled(ns, 1000.0, &["ns", "us", "ms", "s"])
 }
 
-/// A size in bytes: 512B, 64KiB, 1.5GiB.
+/// Formats a size in bytes: 512B, 64KiB, 1.5GiB.
 pub(super) fn size(bytes: f64) -> String {
     scaled(bytes, 1024.0, &["B", "KiB", "MiB", "GiB", "TiB", "PiB"])
 }

@@ -308,7 +308,7 @@ fn mac(net: &NetPlan, demanded: Option<MacAddress>) -> MacAddress {
     }
 }
 
-/// The key that caused the error; `None`: the key that names the port did.
+/// Returns the key that caused the error; `None`: the key that names the port did.
 fn key_of(error: &TapError) -> Option<&'static str> {
     match error {
         TapError::Mtu(_) | TapError::MtuRefused { .. } | TapError::MtuLong { .. } => Some("mtu"),

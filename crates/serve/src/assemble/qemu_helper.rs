@@ -464,7 +464,7 @@ fn has_ended(fds: &[&OwnedFd], limit: Option<Duration>) -> bool {
     }
 }
 
-/// The arguments of the program. Names of files are quoted as JSON strings.
+/// Returns the arguments of the program. Names of files are quoted as JSON strings.
 fn arguments(options: &HelperOptions) -> Vec<String> {
     let HelperOptions { format, image, direct, read_only, .. } = options;
     let file = json!({
@@ -484,7 +484,7 @@ fn arguments(options: &HelperOptions) -> Vec<String> {
     words.map(str::to_owned).collect()
 }
 
-/// The QMP description of the child's NBD export.
+/// Returns the QMP description of the child's NBD export.
 fn export(options: &HelperOptions) -> Value {
     let HelperOptions { name, read_only, .. } = options;
     json!({

@@ -125,17 +125,18 @@ impl Remote {
         }))
     }
 
-    /// The export, as the guest was told.
+    /// Returns the export, as the guest was told.
     pub fn told(&self) -> ExportSpec {
         spec_of(&lock(&self.told))
     }
 
-    /// Most connections that may be open at once.
+    /// Returns the maximum number of connections that may be open at once.
     pub fn connections_max(&self) -> usize {
         self.connections_max
     }
 
-    /// The target and the export for the next supervisor, which then need not ask the server again.
+    /// Returns the target and the export for the next supervisor, which then need not ask the
+    /// server again.
     pub fn left(&self) -> (NbdTarget, ExportSpec) {
         (self.target.clone(), self.told())
     }
@@ -270,7 +271,7 @@ impl Disk for Remote {
     }
 }
 
-/// The rate at which connections to a server may be made: `more` + 1 at once, then one each
+/// Returns the rate at which connections to a server may be made: `more` + 1 at once, then one each
 /// [`NBD_CONNECT_EACH`].
 fn pace(more: u32, now: Instant) -> Rate {
     Rate::of(more.saturating_add(1), NBD_CONNECT_EACH, now)

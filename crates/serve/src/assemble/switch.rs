@@ -155,7 +155,7 @@ impl Switches {
         drop(gone);
     }
 
-    /// The switch of this name, if a device process serves it.
+    /// Returns the switch of this name, if a device process serves it.
     pub fn apart(&self, name: &str) -> Option<Arc<SwitchHost>> {
         match self.all().get(name)? {
             Running::Apart(host) => Some(host.clone()),
@@ -163,7 +163,7 @@ impl Switches {
         }
     }
 
-    /// The switches that device processes serve.
+    /// Returns the switches that device processes serve.
     pub fn all_apart(&self) -> Vec<Arc<SwitchHost>> {
         let apart = |running: &Running| match running {
             Running::Apart(host) => Some(host.clone()),

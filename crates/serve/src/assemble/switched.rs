@@ -80,18 +80,18 @@ impl SwitchHost {
         self.settings.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The name of the switch in the configuration.
+    /// Returns the name of the switch in the configuration.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// The spec of the switch for a device process, and the uplink's interface.
+    /// Returns the spec of the switch for a device process, and the uplink's interface.
     pub fn given(&self) -> (SwitchSpec, Option<Arc<OwnedPort>>) {
         let Settings { plan, uplink } = &*self.settings();
         (plan.spec(), uplink.clone())
     }
 
-    /// The interface of the uplink, if the switch has an uplink.
+    /// Returns the interface of the uplink, if the switch has an uplink.
     pub fn uplink(&self) -> Option<Arc<OwnedPort>> {
         self.settings().uplink.clone()
     }

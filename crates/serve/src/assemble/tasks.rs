@@ -93,7 +93,7 @@ impl Tasks {
         });
     }
 
-    /// The names of the devices whose tasks have not ended, for a message.
+    /// Returns the names of the devices whose tasks have not ended, for a message.
     pub fn names(&self) -> String {
         let all = self.running.keys().chain(self.stopped.values());
         all.map(String::as_str).collect::<Vec<_>>().join(", ")
@@ -120,7 +120,7 @@ impl Tasks {
     }
 }
 
-/// The name of an endpoint in an error: its path, or `socket`.
+/// Returns the name of an endpoint in an error: its path, or `socket`.
 fn endpoint_of(endpoint: &Endpoint) -> String {
     match endpoint {
         Endpoint::Listen { path, .. } | Endpoint::Connect { path } => path.display().to_string(),

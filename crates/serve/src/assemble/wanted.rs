@@ -140,7 +140,7 @@ fn remotely(wanted: &Wanted, host: &Host) -> Option<Arc<dyn Measurer>> {
 }
 
 impl Made {
-    /// The view of the device that the API shows.
+    /// Returns the view of the device that the API shows.
     pub fn view(&self) -> &DeviceView {
         match self {
             Self::Here(here) => &here.view,
@@ -212,7 +212,7 @@ fn open_disk(
     })
 }
 
-/// The error that an image cannot be served: the key, and a hint what to do.
+/// Returns the error that an image cannot be served: the key, and a hint what to do.
 pub(crate) fn image_error(place: &Place, source: ImageError) -> AssembleError {
     let hint = match source {
         ImageError::Container { format, .. } => {

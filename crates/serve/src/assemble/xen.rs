@@ -47,13 +47,13 @@ pub fn fault_of(Event { index, kind }: &Event) -> Option<String> {
     }
 }
 
-/// An error that a retry does not cure.
+/// Returns an error that a retry does not cure.
 pub fn refused(text: String) -> HostError {
     HostError::new(text)
 }
 
-/// The error of a system call. A shortage of memory or descriptors is marked as passing: a retry
-/// may succeed.
+/// Returns the error of a system call. A shortage of memory or descriptors is marked as passing: a
+/// retry may succeed.
 pub fn failed(what: String, errno: Errno) -> HostError {
     HostError { text: format!("{what}: {errno}"), is_passing: is_shortage(errno) }
 }

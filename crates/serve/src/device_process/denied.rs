@@ -63,7 +63,7 @@ pub(super) fn lines() -> Vec<String> {
     calls.iter().map(line).collect()
 }
 
-/// The name of a thread; empty if it has ended.
+/// Returns the name of a thread; empty if it has ended.
 fn name_of(thread: u32) -> String {
     let name = std::fs::read_to_string(format!("/proc/self/task/{thread}/comm"));
     name.unwrap_or_default().trim_end().to_owned()

@@ -170,7 +170,8 @@ fn refuse(calls: BTreeMap<i64, Vec<SeccompRule>>, errno: i32) -> Option<()> {
     seccompiler::apply_filter(&program).ok()
 }
 
-/// The steps of the isolation that the kernel refused this device process, each with its error.
+/// Returns the steps of the isolation that the kernel refused this device process, each with its
+/// error.
 pub(super) fn refused() -> Option<&'static str> {
     REFUSED.get().map(String::as_str).filter(|refused| !refused.is_empty())
 }

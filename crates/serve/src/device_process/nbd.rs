@@ -76,7 +76,7 @@ fn found(target: NbdTarget, limit: Duration, fds: Vec<OwnedFd>) -> NbdFound {
     }
 }
 
-/// The failure that is reported if no thread could be made to ask the server.
+/// Returns the failure that is reported if no thread could be made to ask the server.
 fn unasked() -> NbdFound {
     let text = "is not asked for its disk: internal error".to_owned();
     NbdFound::Failed(NbdFailure { text, is_limit: false, passes: true })

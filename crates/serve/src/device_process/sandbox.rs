@@ -49,9 +49,9 @@ const RINGS_USUAL: usize = 16;
 /// The number of io_urings that were made.
 static RINGS: OnceLock<usize> = OnceLock::new();
 
-/// The number of workers that the process can have, at most `workers`: each needs an io_uring. If
-/// the host refuses io_urings altogether, the number is not limited, since all workers use plain
-/// system calls.
+/// Returns the number of workers that the process can have, at most `workers`: each needs an
+/// io_uring. If the host refuses io_urings altogether, the number is not limited, since all workers
+/// use plain system calls.
 pub(super) fn workers_max(workers: usize) -> usize {
     match RINGS.get() {
         None | Some(0) => workers,
@@ -136,7 +136,7 @@ fn give_up(is_for_xen: bool) -> String {
 /// The steps of the sandbox that the kernel refused this process, which runs without them.
 static REFUSED: OnceLock<String> = OnceLock::new();
 
-/// The refused steps, each with its reason, if there are any.
+/// Returns the refused steps, each with its reason, if there are any.
 pub(super) fn refused() -> Option<&'static str> {
     REFUSED.get().map(String::as_str).filter(|refused| !refused.is_empty())
 }

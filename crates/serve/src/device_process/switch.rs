@@ -123,7 +123,7 @@ impl ProcessSwitch {
         Ok(())
     }
 
-    /// The port of a device.
+    /// Returns the port of a device.
     pub(super) fn port(&self, device: &str) -> Option<Arc<SwitchPort>> {
         self.ports.get(device).cloned()
     }

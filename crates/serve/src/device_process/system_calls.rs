@@ -49,7 +49,8 @@ pub(super) fn program(
     SeccompFilter::new(calls, SeccompAction::Trap, SeccompAction::Allow, machine)?.try_into()
 }
 
-/// The numbers of the calls of a role, or of the process.
+/// Returns the numbers of the system calls that a role allows a thread; without a role, those that
+/// the process may make.
 fn numbers(role: Option<ThreadRole>) -> BTreeSet<i64> {
     let groups: &[&[i64]] = match role {
         None => &[
@@ -189,11 +190,11 @@ pub(super) fn rule(arguments: &[Condition]) -> Result<SeccompRule, BackendError>
     SeccompRule::new(arguments.iter().map(condition).collect::<Result<_, _>>()?)
 }
 
-/// The conditions of calls that are allowed with some arguments only. With other arguments they
-/// would reach other processes of the same user, and so the supervisor. A process signals only its
-/// own threads, sets only its own limits and CPUs, and sends only on connected sockets. It cannot
-/// outlive the supervisor, make memory executable or lock a file, and it can only add denials to a
-/// thread's list.
+/// Returns the conditions of calls that are allowed with some arguments only. With other arguments
+/// they would reach other processes of the same user, and so the supervisor. A process signals only
+/// its own threads, sets only its own limits and CPUs, and sends only on connected sockets. It
+/// cannot outlive the supervisor, make memory executable or lock a file, and it can only add
+/// denials to a thread's list.
 fn rules(is_for_xen: bool) -> Result<BTreeMap<i64, Vec<SeccompRule>>, BackendError> {
     let command = |command: &i32| vec![(1, Eq, u64::from(command.unsigned_abs()))];
     let executable = u64::from(libc::PROT_EXEC.unsigned_abs());

@@ -12,7 +12,7 @@ pub enum LogFormat {
 }
 
 impl LogFormat {
-    /// The format's name as an option.
+    /// Returns the format's name as an option.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Text => "text",

@@ -67,7 +67,7 @@ impl Whose<'_> {
         }
     }
 
-    /// The prefix of the names under which the manager keeps such a socket.
+    /// Returns the prefix of the names under which the manager keeps such a socket.
     fn kept(&self) -> String {
         match self {
             Self::Device(name) => format!("s.{name}."),

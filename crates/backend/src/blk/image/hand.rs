@@ -201,7 +201,7 @@ impl Image {
         holder::pid_of(&self.path)
     }
 
-    /// The description that holds the image's lock.
+    /// Returns the description that holds the image's lock.
     pub(super) fn locked(&self) -> &OwnedFd {
         self.holder.as_ref().unwrap_or(&self.file)
     }
@@ -307,7 +307,7 @@ impl Ending {
         self.unmarked.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The mark byte that the descriptions have locked.
+    /// Returns the mark byte that the descriptions have locked.
     #[must_use]
     pub fn mark(&self) -> i64 {
         self.own.byte()

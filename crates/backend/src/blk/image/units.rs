@@ -7,7 +7,8 @@ use std::ops::Range;
 use std::sync::PoisonError;
 
 impl Image {
-    /// Bytes of the unit that the host writes: the alignment of offsets with `O_DIRECT`, else 1.
+    /// Returns the number of bytes of the unit that the host writes: the alignment of offsets with
+    /// `O_DIRECT`, else 1.
     pub(in crate::blk) fn unit(&self) -> u64 {
         self.offset_align
     }
@@ -20,7 +21,7 @@ impl Image {
         start..(end / self.range_unit * self.range_unit).max(start)
     }
 
-    /// The guard that keeps other writes out of a unit while a part of the unit is written.
+    /// Returns the guard that keeps other writes out of a unit while a part of the unit is written.
     pub(in crate::blk) fn guard(&self) -> &Guard {
         &self.guard
     }

@@ -113,7 +113,7 @@ impl IoInFlight {
         self.op == Op::Write { durable: true } && image.syncs_by_write()
     }
 
-    /// The remaining range on the disk.
+    /// Returns the remaining range on the disk.
     pub(super) fn range(&self) -> Range<u64> {
         self.offset..self.offset + self.len
     }

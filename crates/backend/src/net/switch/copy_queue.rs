@@ -109,7 +109,7 @@ impl CopyInbox {
         }
     }
 
-    /// The number of channels that the receiver has not taken yet.
+    /// Returns the number of channels that the receiver has not taken yet.
     #[cfg(test)]
     pub(super) fn unseen(&self) -> usize {
         self.channels.lock().unwrap_or_else(PoisonError::into_inner).len()
@@ -143,13 +143,14 @@ impl CopyInbox {
         true
     }
 
-    /// The number of frame copies that the receiver has not finished.
+    /// Returns the number of frame copies that the receiver has not finished.
     pub(super) fn waiting(&self) -> usize {
         let (done, put) = (self.done.load(Ordering::Acquire), self.put.load(Ordering::Acquire));
         usize::try_from(put.saturating_sub(done)).unwrap_or(usize::MAX)
     }
 
-    /// The number of frame copies that were put so far, which is the number of the last one.
+    /// Returns the number of frame copies that were put so far, which is the number of the last
+    /// one.
     pub(super) fn last(&self) -> u64 {
         self.put.load(Ordering::Acquire)
     }

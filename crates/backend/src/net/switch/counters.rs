@@ -12,7 +12,7 @@ impl Count {
         self.0.fetch_add(n, Ordering::Relaxed);
     }
 
-    /// The present value.
+    /// Returns the present value.
     #[must_use]
     pub fn value(&self) -> u64 {
         self.0.load(Ordering::Relaxed)
@@ -28,7 +28,7 @@ macro_rules! port_counters {
         }
 
         impl PortCounters {
-            /// Every counter: name, help, value.
+            /// Returns every counter: name, help, value.
             #[must_use]
             pub fn all(&self) -> Vec<Counted> {
                 vec![$(Counted {

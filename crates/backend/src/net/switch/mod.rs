@@ -94,7 +94,8 @@ impl Clock {
 }
 
 impl Default for Clock {
-    /// The coarse monotonic clock, which needs no system call and is exact to a tick of the kernel.
+    /// Makes the coarse monotonic clock, which needs no system call and is exact to a tick of the
+    /// kernel.
     fn default() -> Self {
         Self::new(|| {
             let now = clock_gettime(ClockId::MonotonicCoarse);
@@ -273,7 +274,7 @@ impl Switch {
         })
     }
 
-    /// Its name.
+    /// Returns the switch's name.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name

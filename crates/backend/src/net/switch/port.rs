@@ -28,13 +28,13 @@ impl SwitchPort {
         CopyPath::new(self.switch.clone(), self.shared.clone(), 0)
     }
 
-    /// The counters of the port, to which all of its queues add.
+    /// Returns the counters of the port, to which all of its queues add.
     #[must_use]
     pub fn counters(&self) -> &PortCounters {
         &self.shared.counters
     }
 
-    /// The inbox of the port's first receiveq.
+    /// Returns the inbox of the port's first receiveq.
     #[cfg(test)]
     pub(super) fn inbox(&self) -> Arc<CopyInbox> {
         let slot = self.shared.inboxes[0].lock().unwrap_or_else(PoisonError::into_inner);

@@ -23,12 +23,12 @@ pub(super) struct Former {
 }
 
 impl Former {
-    /// For an interface on which no socket was lent yet.
+    /// Makes the record of an interface on which no socket was lent yet.
     pub(super) fn none() -> Self {
         Self { are_closed: true, probes: Vec::new() }
     }
 
-    /// Records that new sockets are lent: they are the former ones next time.
+    /// Records that new sockets are lent: when sockets are lent next, these must be closed first.
     pub(super) fn lend(&mut self) {
         *self = Self { are_closed: false, probes: Vec::new() };
     }

@@ -193,8 +193,8 @@ impl XdpPort {
         Ok(Self { options, address, reception, shared, replacer, lending })
     }
 
-    /// The MAC address of the interface, if it has one: unless a card is promiscuous, it delivers
-    /// only frames to this address, to groups and to everybody.
+    /// Returns the MAC address of the interface, if it has one: unless a card is promiscuous, it
+    /// delivers only frames to this address, to groups and to everybody.
     #[must_use]
     pub fn guest_mac(&self) -> Option<[u8; 6]> {
         self.address

@@ -84,8 +84,8 @@ impl Pair {
         self.rx.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A descriptor that becomes readable when a frame arrives. It stays the same when the socket
-    /// is replaced.
+    /// Returns a descriptor that becomes readable when a frame arrives. It stays the same when the
+    /// socket is replaced.
     pub(super) fn watched(&self) -> BorrowedFd<'_> {
         self.watched.as_fd()
     }
@@ -157,7 +157,7 @@ impl Pair {
 }
 
 impl XdpSender {
-    /// The number of frames of the present half that the card has, or may have.
+    /// Returns the number of frames of the present half that the card has, or may have.
     pub(super) fn out(&self) -> usize {
         self.limbo + self.end.as_ref().map_or(0, TxEnd::out)
     }

@@ -292,7 +292,7 @@ pub(super) struct TxEnd {
 }
 
 impl TxEnd {
-    /// The socket's file descriptor.
+    /// Returns the socket's file descriptor.
     pub(super) fn fd(&self) -> &OwnedFd {
         &self.fd
     }
@@ -364,8 +364,8 @@ impl TxEnd {
         self.lent.iter_mut().flat_map(|lent| lent.done.drain(..))
     }
 
-    /// The number of frames of the present half that the card has, or that `done` has not returned
-    /// yet.
+    /// Returns the number of frames of the present half that the card has, or that `done` has not
+    /// returned yet.
     pub(super) fn out(&self) -> usize {
         let count = |lent: &Lent| {
             let out = lent.out.iter().filter(|(_, token)| token.is_some());
@@ -374,7 +374,7 @@ impl TxEnd {
         self.lent.as_ref().map_or(0, count)
     }
 
-    /// The number of frames that the card has, of the present half and of earlier ones.
+    /// Returns the number of frames that the card has, of the present half and of earlier ones.
     pub(super) fn with_device(&self) -> usize {
         self.lent.as_ref().map_or(0, |lent| lent.out.len())
     }

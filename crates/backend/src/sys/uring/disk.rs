@@ -40,8 +40,8 @@ impl Ring {
         self.is_shared
     }
 
-    /// The number of requests that kernel threads are serving: a new request for them may have to
-    /// wait for all of these.
+    /// Returns the number of requests that kernel threads are serving: a new request for them may
+    /// have to wait for all of these.
     #[must_use]
     pub fn aside(&self) -> usize {
         self.slots.under_way()
@@ -75,7 +75,7 @@ impl Ring {
         self.watch.took(began);
     }
 
-    /// The number of calls in which this thread had to wait for a device of the host.
+    /// Returns the number of calls in which this thread had to wait for a device of the host.
     #[must_use]
     pub fn device_waits(&self) -> u64 {
         self.watch.waits()
@@ -87,7 +87,8 @@ impl Ring {
         self.slots.recall(disk.number, |(_, task, _)| task.user_data == user_data).is_some()
     }
 
-    /// The inbox for the disks' own threads: [`Self::reap`] returns their results as events.
+    /// Returns the inbox for the disks' own threads: [`Self::reap`] returns their results as
+    /// events.
     #[must_use]
     pub fn inbox(&self) -> &Arc<Inbox> {
         &self.inbox

@@ -132,7 +132,7 @@ impl ImageDevices {
         self.owed.insert(user_data, at);
     }
 
-    /// The number of calls in which the worker waited for a device.
+    /// Returns the number of calls in which the worker waited for a device.
     pub(super) fn waits(&self) -> u64 {
         self.waits
     }

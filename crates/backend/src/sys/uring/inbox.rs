@@ -47,7 +47,7 @@ impl Inbox {
         }
     }
 
-    /// The eventfd that is written when the inbox is no longer empty. The worker watches it
+    /// Returns the eventfd that is written when the inbox is no longer empty. The worker watches it
     /// edge-triggered, and never reads it.
     #[must_use]
     pub fn readiness(&self) -> BorrowedFd<'_> {

@@ -64,7 +64,7 @@ impl<T> Default for EntrySlots<T> {
 }
 
 impl<T> EntrySlots<T> {
-    /// The number of entries that kernel threads serve, in all slots.
+    /// Returns the number of entries that kernel threads serve, in all slots.
     pub(super) fn under_way(&self) -> usize {
         self.under_way.len()
     }

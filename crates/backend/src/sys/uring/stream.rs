@@ -63,18 +63,18 @@ impl Stream {
         }
     }
 
-    /// The socket.
+    /// Returns the socket.
     #[must_use]
     pub fn socket(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
     }
 
-    /// The buffer to which bytes to be sent are appended.
+    /// Returns the buffer to which bytes to be sent are appended.
     pub fn out(&mut self) -> &mut Vec<u8> {
         &mut self.next
     }
 
-    /// The number of bytes that the kernel has not taken yet.
+    /// Returns the number of bytes that the kernel has not taken yet.
     #[must_use]
     pub fn unsent(&self) -> usize {
         self.next.len() + self.sending.len() - self.sent
@@ -196,7 +196,7 @@ impl Stream {
         &mut self.incoming[self.end..end]
     }
 
-    /// The received bytes that are not consumed.
+    /// Returns the received bytes that are not consumed.
     ///
     /// # Panics
     /// If a receive is under way, whose bytes the kernel may be writing.

@@ -113,7 +113,7 @@ impl Watch {
         }
     }
 
-    /// The number of calls in which the worker had to wait for a device.
+    /// Returns the number of calls in which the worker had to wait for a device.
     pub(super) fn waits(&self) -> u64 {
         self.devices.waits()
     }
@@ -138,14 +138,14 @@ fn has_waited(began: Began) -> Option<bool> {
     began.waits.map(|before| waits() > before)
 }
 
-/// The monotonic clock in nanoseconds.
+/// Returns the monotonic clock in nanoseconds.
 fn now_ns() -> u64 {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
     let (seconds, rest) = (now.tv_sec.cast_unsigned(), now.tv_nsec.cast_unsigned());
     seconds.wrapping_mul(1_000_000_000).wrapping_add(rest)
 }
 
-/// The voluntary context switches of this thread (`ru_nvcsw`).
+/// Returns the voluntary context switches of this thread (`ru_nvcsw`).
 fn waits() -> i64 {
     // SAFETY: all zeroes are a valid `rusage`, which consists of integers.
     let mut usage: libc::rusage = unsafe { std::mem::zeroed() };

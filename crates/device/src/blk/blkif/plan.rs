@@ -117,7 +117,7 @@ pub(super) fn access_of(op: DataOp) -> GrantAccess {
     if op == DataOp::Read { GrantAccess::Write } else { GrantAccess::Read }
 }
 
-/// The offset and length of a segment's bytes in its page.
+/// Returns the offset and length of a segment's bytes in its page.
 #[inline]
 #[allow(clippy::cast_possible_truncation, reason = "a segment lies inside of its page")]
 pub(super) fn bytes_of(segment: &Segment) -> (u32, u32) {

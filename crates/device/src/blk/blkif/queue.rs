@@ -173,7 +173,7 @@ impl BlkifQueue {
         self.grants.pages().is_broken()
     }
 
-    /// When the queue needs a turn without an event; `None`: never.
+    /// Returns when the queue needs a turn without an event; `None`: never.
     pub(super) fn due_ns(&self) -> Option<u64> {
         let limited_ns = self.limited_until_ns().filter(|_| !self.is_waiting());
         let room_ns = self.requests.room.due_ns();

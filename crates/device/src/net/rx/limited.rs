@@ -37,7 +37,7 @@ impl NetRx {
         self.gate.is_some()
     }
 
-    /// When the limit may admit a frame again; `None`: it refused none.
+    /// Returns when the limit may admit a frame again; `None`: it refused none.
     pub(crate) fn limited_until_ns(&self) -> Option<u64> {
         self.gate.as_ref().and_then(|gate| gate.due_ns())
     }

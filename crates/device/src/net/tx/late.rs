@@ -188,8 +188,8 @@ impl PortFrames {
         (is_long && !std::mem::replace(&mut waiting.is_told, true)).then_some(self.count)
     }
 
-    /// When the queue needs a turn without an event, to call `reap` or to log a long wait; `None`:
-    /// never.
+    /// Returns when the queue needs a turn without an event, to call `reap` or to log a long wait;
+    /// `None`: never.
     pub(super) fn due_ns(&self, port: &dyn PortTx) -> Option<u64> {
         let pause_ns = match port.done() {
             Readiness::Fd(_) => None,
@@ -219,7 +219,7 @@ impl PortFrames {
         }
     }
 
-    /// The number of frames that the port has.
+    /// Returns the number of frames that the port has.
     #[cfg(test)]
     pub(super) fn count(&self) -> usize {
         self.count
@@ -286,12 +286,12 @@ impl NetTx {
         }
     }
 
-    /// When the queue needs a turn for frames that the port has; `None`: never.
+    /// Returns when the queue needs a turn for frames that the port has; `None`: never.
     pub(crate) fn late_due_ns(&self) -> Option<u64> {
         self.late.as_ref()?.due_ns(&*self.port)
     }
 
-    /// The event by which the port reports finished frames.
+    /// Returns the event by which the port reports finished frames.
     pub(crate) fn done(&self) -> Readiness<'_> {
         self.port.done()
     }
@@ -310,7 +310,7 @@ impl NetTx {
         }
     }
 
-    /// The number of frames that the port has.
+    /// Returns the number of frames that the port has.
     #[cfg(test)]
     pub(crate) fn late_count(&self) -> usize {
         self.late.as_ref().map_or(0, |late| late.count())

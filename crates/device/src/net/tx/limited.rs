@@ -22,8 +22,8 @@ impl NetTx {
         self.gate = self.limit.as_ref().and_then(Limit::gate);
     }
 
-    /// When the limit may admit a frame again. `None`: it refused none, or frames that the port did
-    /// not take must be sent first.
+    /// Returns when the limit may admit a frame again. `None`: it refused none, or frames that the
+    /// port did not take must be sent first.
     pub(crate) fn limited_until_ns(&self) -> Option<u64> {
         let gate = self.gate.as_ref().filter(|_| self.chains.is_empty());
         gate.and_then(|gate| gate.due_ns())
