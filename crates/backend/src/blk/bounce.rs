@@ -40,13 +40,14 @@ pub(super) struct Bounce {
 }
 
 impl Bounce {
-    /// For the disk's own thread, which may wait for other writes of the disk.
+    /// Makes the buffer of the disk's own thread, which may wait for other writes of the disk.
     pub(super) fn of_thread() -> Self {
         Self { memory: None, may_wait: true }
     }
 
-    /// For a worker that serves a task itself because the host could not start the disk's thread. A
-    /// worker must not wait for other writes: it learns of their ends only by its own ring.
+    /// Makes the buffer of a worker that serves a task itself because the host could not start the
+    /// disk's thread. A worker must not wait for other writes: it learns of their ends only by its
+    /// own io_uring.
     pub(super) fn of_worker() -> Self {
         Self { memory: None, may_wait: false }
     }

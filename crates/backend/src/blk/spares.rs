@@ -32,7 +32,7 @@ fn lock(shared: &Mutex<Shared>) -> MutexGuard<'_, Shared> {
 }
 
 impl Spares {
-    /// For descriptions that another process sent: they stay open until the image is dropped.
+    /// Keeps descriptions that another process sent open until the image is dropped.
     pub(super) fn kept(files: Vec<OwnedFd>) -> Self {
         Self(Arc::new(Mutex::new(Shared { files, is_kept: true, ..Shared::default() })))
     }

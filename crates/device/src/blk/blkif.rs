@@ -153,7 +153,8 @@ struct Shared {
     limit: Arc<Limit>,
 }
 
-/// What a connected front-end has said of one queue, and the resources for serving it.
+/// One queue of a connected front-end: the values that it has written, and the resources for
+/// serving the queue.
 #[derive(Debug)]
 pub struct Attachment {
     /// Index of the queue.

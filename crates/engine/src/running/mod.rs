@@ -198,6 +198,7 @@ impl<R: Ring, H: Handler<R>> RunningQueue<R, H> {
         if self.ring.is_faulted() {
             self.life.tell_fault(&self.ring, &self.stats);
         }
+        // Last: the handler now answers fences, and then the front-end may reuse the ring's memory.
         self.handler.published();
     }
 
@@ -279,6 +280,7 @@ impl<R: Ring, H: Handler<R>> Run for RunningQueue<R, H> {
         if is_gone {
             self.life.tell_port();
         }
+        // No event would announce the rest of the work, or chains of a driver that cannot kick.
         if self.has_more || self.emptying.is_some() || (asks_driver && !self.notifier.has_kick()) {
             return false;
         }
@@ -293,7 +295,9 @@ impl<R: Ring, H: Handler<R>> Run for RunningQueue<R, H> {
                 return false;
             }
         }
+        // A disabled queue reads its ring again only after a kick.
         self.life.leave_alone();
+        // The port may have become ready since the turn; then there is no event for that.
         if !self.watch_port(io) || !self.handler.arm() {
             return false;
         }
@@ -349,6 +353,7 @@ impl<R: Ring, H: Handler<R>> Run for RunningQueue<R, H> {
         let now_ns = io.now_ns();
         match order {
             Order::Memory(memory, addresses, fence) => {
+                // First: chains that were popped and not begun point into the former memory.
                 self.give_back();
                 if let Err(error) = self.ring.relocate(addresses, memory.clone()) {
                     let _ = fence.send(Err(error));
@@ -403,10 +408,12 @@ impl<R: Ring, H: Handler<R>> Run for RunningQueue<R, H> {
 
     fn drain(&mut self) {
         self.life.set_draining(true);
+        // Before `settle_owed`, which requires that the queue has given up its own unbegun chains.
         self.give_back();
         self.settle_owed();
         self.give_up_aside();
         self.end_emptying();
+        // Last: only now is it known whether chains of a former process are still to be served.
         self.stop_handler();
     }
 

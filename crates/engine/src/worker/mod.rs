@@ -210,6 +210,7 @@ impl Worker {
             let Round { worked, taken, overdue } = self.turn_hot();
             self.submit();
             self.check_faults();
+            // After the turns, which may have returned a queue's last chain in flight.
             self.finish_drained();
             if worked || woken {
                 if worked && self.policy.on_burst(self.now_ns, taken) {

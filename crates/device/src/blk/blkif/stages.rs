@@ -15,11 +15,11 @@ use rustix::io::Errno;
 /// The event that an ordered write waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum WriteWait {
-    /// For the answers to all earlier requests.
+    /// The answers to all earlier requests.
     Others,
-    /// For the flush of the earlier writes.
+    /// The flush of the earlier writes.
     Flush,
-    /// For the write of its own data.
+    /// The write of its own data.
     Write,
 }
 
