@@ -147,17 +147,14 @@ pub(crate) fn serve(plan: &Plan, run: Option<RunFrom>) -> Result<(), Failure> {
     let (file, takeover) = run.map(|run| (run.config, run.takeover)).unzip();
     let served = runtime.block_on(async {
         let asks = signals::outlive(file.is_some())?;
-        // Opening disks may block. SIGTERM is handled only after that, so that until then its
-        // default action ends the process.
+        // Opening disks may block: until that is done, the default action of SIGTERM applies.
         let service = service::Service::from_environment(&plan.named_fds());
         let (mut manager, before) = open(plan, &service, takeover.flatten()).await?;
-        // Catch SIGBUS from here on: guests connect, and may truncate their memory while this
-        // process uses it.
+        // Catch SIGBUS from here on: guests may truncate memory that this process uses.
         manyring_memory::guard_memory();
         // From here on signals are handled, so that the sockets created below are unlinked.
         let mut ends = signals::Ends::new()?;
-        // Write all lines of the log before the control socket exists: a script may wait for that
-        // socket and then read the log.
+        // Write the log before the control socket exists: a script may wait for it, then read.
         log::finish();
         let control = control::bind(&plan.daemon, &service).await?;
         let scraped = control::bind_metrics(&plan.daemon, before.is_some())?;

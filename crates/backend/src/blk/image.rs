@@ -153,8 +153,7 @@ impl Image {
     ) -> Result<Self, ImageError> {
         let at = || name.to_path_buf();
         let open_error = |errno| ImageError::Open { path: at(), errno };
-        // Check the kind before opening: opening a fifo blocks, and opening a terminal may affect
-        // it.
+        // Check the kind before opening: opening a fifo blocks, opening a terminal may affect it.
         let stat = rustix::fs::stat(path).map_err(open_error)?;
         let block_device = match FileType::from_raw_mode(stat.st_mode) {
             FileType::RegularFile => false,
@@ -384,9 +383,8 @@ impl Image {
         self.file.as_fd()
     }
 
-    /// Returns the description for `fallocate`. If a range of a block device has dirty pages, Linux
-    /// refuses to zero or discard it (`EBUSY`), unless the description holds the device
-    /// exclusively.
+    /// Returns the description for `fallocate`. Linux refuses to zero or discard dirty pages of a
+    /// block device (`EBUSY`), unless the description holds the device exclusively.
     #[must_use]
     pub fn holder(&self) -> BorrowedFd<'_> {
         self.holder.as_ref().unwrap_or(&self.file).as_fd()

@@ -1,11 +1,9 @@
 //! `uring`: serves an image through the io_uring of the worker.
 //!
 //! ```text
-//! submit: short read through the page cache -> try preadv2(RWF_NOWAIT) here: a hit costs no round
-//!                                              trip
+//! submit: short read through the page cache -> try preadv2(RWF_NOWAIT): a hit saves a round trip
 //!         a write through the page cache of a file -> an entry that is refused if it would wait;
-//!         an entry that was refused, or is too long for a turn -> the disk's own thread
-//!                                                                 (`offload.rs`)
+//!         an entry that was refused or is too long for a turn -> own thread (`offload.rs`)
 //!         discard, write-zeroes of a file; secure erase -> the disk's own thread
 //!         a transfer that O_DIRECT refuses, or a write to a unit that the thread is changing
 //!                                       -> the disk's own thread (`bounce.rs`, `guard.rs`)
@@ -22,8 +20,7 @@
 //! without waiting. Therefore the bytes that are submitted without `IOSQE_ASYNC` count against the
 //! turn of the queue and of the worker, as bytes do that the worker copies itself. Long transfers,
 //! and those beyond the turn's quota, are copied by a kernel thread. The kernel always gives
-//! `fdatasync` to such a thread. Kernel threads serve only a few entries of each disk at a time
-//! (`sys/uring/slots.rs`).
+//! `fdatasync` to such a thread. They serve few entries of a disk at once (`sys/uring/slots.rs`).
 //!
 //! Kernel threads make one write to a file at a time, and there the writes of one guest's image
 //! could wait for those of another's (`offload.rs` says why). So the disk's own thread makes each
@@ -243,8 +240,7 @@ impl UringQueue {
 
     /// Passes the rest of a request to the disk's own thread.
     fn start_aside(&mut self, token: u32, disk: RingDisk, ring: &mut Ring) {
-        // First take the request off the guard's list: else the thread would wait for a request
-        // that waits for the thread.
+        // First take the request off the guard's list: else it and the thread wait for each other.
         self.left(token);
         let task = self.task(token);
         let user_data = self.tag | u64::from(token);
@@ -256,8 +252,7 @@ impl UringQueue {
         self.offload.send(task, ring.inbox(), user_data);
     }
 
-    /// Makes a task of the rest of a request, for the disk's thread, or for the worker when it must
-    /// wait.
+    /// Makes a task of a request's rest, for the disk's thread, or the worker when it must wait.
     fn task(&mut self, token: u32) -> Task {
         let entry = &mut self.in_flight[token as usize];
         Task {
@@ -325,8 +320,7 @@ impl UringQueue {
         }
     }
 
-    /// Ends all flushes that one call of the kernel has served, and starts those that waited for
-    /// it.
+    /// Ends all flushes that one `fdatasync` has served, and starts those that waited for it.
     #[cold]
     fn end_flushes(&mut self, result: Done, ring: &mut Ring, done: &mut Vec<Completion>) {
         let mut ended = std::mem::take(&mut self.ended);

@@ -1,5 +1,4 @@
-//! `QueueRequests`: the requests of a queue, from parsing to the disk and back, for both ring
-//! formats.
+//! `QueueRequests`: a queue's requests, from parsing to the disk and back, for both ring formats.
 //!
 //! ```text
 //! parse (virtio.rs, blkif/):    push slices; submit(request, op, offset, len), or
@@ -170,8 +169,7 @@ impl<R> QueueRequests<R> {
         self.pending.add(request)
     }
 
-    /// Submits a further step of a request that was added before, with the slices that were pushed
-    /// for this step.
+    /// Submits a further step of a request, with the slices that were pushed for this step.
     pub(super) fn resubmit(&mut self, token: u32, (op, offset, len): (Op, u64, u64)) {
         self.burst.push(token, op, offset, len);
     }
@@ -184,8 +182,7 @@ impl<R> QueueRequests<R> {
         self.done.push(Completion { token, result });
     }
 
-    /// Submits the burst to the disk. Returns true if there was one: the caller must then reap the
-    /// disk.
+    /// Submits the burst to the disk. If there was one, returns true: the caller must then reap.
     #[inline]
     pub(super) fn start(&mut self, ring: Option<&mut Ring>) -> bool {
         let has_any = !self.burst.is_empty();
@@ -213,8 +210,7 @@ impl<R> QueueRequests<R> {
         false
     }
 
-    /// Ends a turn of the disk. Returns true if the disk has more work on this thread in the next
-    /// turn.
+    /// Ends a turn of the disk. Returns true if the disk has more work on this thread next turn.
     #[inline]
     pub(super) fn reap(&mut self) -> bool {
         self.disk.reap(&mut self.done)
@@ -448,8 +444,7 @@ impl RequestTally {
         given
     }
 
-    /// Records the present run of requests. Not inlined, because most bursts call it once, at their
-    /// end.
+    /// Records the present run of requests. Not inlined: most bursts call it once, at their end.
     #[inline(never)]
     fn store_serve(&mut self, now_ns: u64, stats: &QueueStats) {
         let took_ns = now_ns.saturating_sub(self.popped_at_ns);

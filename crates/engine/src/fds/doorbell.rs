@@ -1,5 +1,4 @@
-//! Kick, call, err and the back-end channel: file descriptors of a front-end, which are checked
-//! before use.
+//! Kick, call, err and the back-end channel: descriptors of a front-end, checked before use.
 //!
 //! The event channel of a Xen queue is both its kick and its call: two eventfds of the simulated
 //! Xen, or a port of the event device.
@@ -84,8 +83,7 @@ impl AsFd for BellFile {
     }
 }
 
-/// Our end of an odd doorbell, which a worker uses. Dropping it has the janitor close the odd
-/// doorbell.
+/// A worker's end of an odd doorbell. Dropping it has the janitor close the odd doorbell.
 #[derive(Debug)]
 struct OurEnd {
     side: OurSide,
@@ -176,8 +174,7 @@ fn check_socket(fd: &impl AsFd) -> Result<(), DoorbellError> {
     Err(DoorbellError::Named)
 }
 
-/// Sets `O_NONBLOCK`. A front-end can clear the flag again; then the sentry interrupts a write that
-/// blocks.
+/// Sets `O_NONBLOCK`. A front-end can clear it; then the sentry interrupts a write that blocks.
 fn make_nonblocking(fd: &impl AsFd) -> Result<(), Errno> {
     let flags = rustix::fs::fcntl_getfl(fd)?;
     rustix::fs::fcntl_setfl(fd, flags | OFlags::NONBLOCK)
@@ -203,8 +200,7 @@ impl Kick {
 
     /// Checks the file descriptor that a front-end sent as the kick of `ring`. A worker watches an
     /// eventfd for one ring of a session only: a front-end can make beginning or ending a watch
-    /// slow, and that cost must not be paid once for each ring. The janitor watches the eventfd for
-    /// the other rings.
+    /// slow, which must not be paid for each ring. The janitor watches it for the other rings.
     ///
     /// # Errors
     /// [`DoorbellError`].
@@ -230,8 +226,7 @@ impl Kick {
         Self::of(BellFile::Port(port))
     }
 
-    /// Accepts an event that the worker has noticed. A Xen port is masked from an event until the
-    /// event is accepted.
+    /// Accepts an event that the worker has noticed: a Xen port is masked until then.
     #[inline]
     pub(crate) fn hear(&self) {
         if let BellFile::Port(port) = &*self.0 {
@@ -353,8 +348,7 @@ impl Call {
             || matches!(&self.0, BellFile::Bridged(_))
     }
 
-    /// Rings from a thread that must not spend CPU time on a front-end's waiters: the janitor
-    /// writes.
+    /// Rings from a thread that must not pay for a front-end's waiters: the janitor writes.
     pub fn ring_aside(&self) {
         match &self.0 {
             BellFile::Foreign(theirs) if theirs.fd.origin().is_blocked() => {}
@@ -380,8 +374,7 @@ impl Theirs {
         BellFile::Foreign(Arc::new(Self { fd, is_socket, is_passed_on }))
     }
 
-    /// True if a plain write is not enough: the doorbell is a socket, or writes to it have been
-    /// slow or blocked.
+    /// True if a plain write is not enough: for a socket, or after slow or blocked writes.
     #[inline]
     fn is_odd(&self) -> bool {
         self.is_socket || self.fd.origin().next_write().is_some()
@@ -477,8 +470,7 @@ impl Channel {
     /// Checks the back-end channel of a front-end.
     ///
     /// # Errors
-    /// [`DoorbellError`]; [`DoorbellError::Kind`] for an eventfd too, since an eventfd carries no
-    /// messages.
+    /// [`DoorbellError`]; [`DoorbellError::Kind`] for an eventfd too, which carries no messages.
     pub async fn of_front_end(fd: ForeignFd, message: Vec<u8>) -> Result<Self, DoorbellError> {
         let janitor = fd.origin().janitor().clone();
         let theirs = janitor.clone();

@@ -13,8 +13,7 @@
 //! A port with `zero_copy` does not copy long frames: the card reads them in the guest's memory.
 //! The thread of `replacer.rs` registers that memory, and gets frames back that must return.
 //!
-//! A port that `lends` has no halves: another process serves its queues with the sockets of this
-//! one (`lent.rs`).
+//! A port that `lends` has no halves: another process serves its queues (`lent.rs`).
 //!
 //! `socket.rs` has the memory and the rings, `pair.rs` both ends of a socket while it is replaced,
 //! `pages.rs` a guest's memory as the kernel sees it, `program.rs` the XDP program, `queue.rs` the
@@ -161,8 +160,7 @@ impl XdpPort {
         let links = open_links(name)?;
         let change = Change { mtu: mtu.map(u32::from), up: *up, ..Change::default() };
         let Opened { link, program, sockets } = open(&links, options, &change)?;
-        // For a port that lends, this was only a check that the queues are free: `lent` makes other
-        // sockets later.
+        // For a port that lends, this only checked that the queues are free: `lent` makes others.
         let sockets = sockets.into_iter().filter(|_| !lends);
         let pairs = sockets.map(|socket| Pair::new(socket).map(Arc::new));
         let pairs = pairs.collect::<Result<_, _>>().map_err(|errno| system("watch it", errno))?;

@@ -214,8 +214,7 @@ pub(super) fn chunk_size(frame_size: u32) -> Result<u32, Errno> {
 /// Makes a socket with the memory `range` and with rings, which another process maps.
 ///
 /// # Errors
-/// `EPERM`: the process needs CAP_NET_RAW. `ENOBUFS`: the host does not allow to lock so much
-/// memory.
+/// `EPERM`: no CAP_NET_RAW. `ENOBUFS`: the host does not allow to lock so much memory.
 pub(super) fn register_lent(range: &Mapping, size: u32) -> Result<OwnedFd, Errno> {
     let fd = register(range, size, |fd, registered| set_xdp_umem_reg(fd, registered))?;
     make_rings(&fd)?;
@@ -266,8 +265,7 @@ pub(super) enum TxWakeup {
 #[derive(Debug)]
 struct Lent {
     pages: Pages,
-    /// Frames that the card has, the oldest first: the offset, and the token unless the half has
-    /// ended.
+    /// Frames that the card has, the oldest first: offset, and token unless the half has ended.
     out: VecDeque<(u64, Option<Token>)>,
     /// The tokens of frames that the card has finished.
     done: Vec<Token>,
@@ -401,8 +399,7 @@ impl TxEnd {
         send(&self.fd, &[], SendFlags::DONTWAIT) == Err(Errno::NXIO)
     }
 
-    /// True if the kernel cannot send the frames in the ring, since the interface is down or
-    /// deleted.
+    /// True if the kernel cannot send the frames in the ring: the interface is down or deleted.
     pub(super) fn is_down(&mut self) -> bool {
         self.kick() == TxWakeup::Down
     }
@@ -481,8 +478,7 @@ impl RxEnd {
         }
     }
 
-    /// Returns a chunk to the kernel, to be filled again. The caller must call [`Self::publish`]
-    /// afterwards.
+    /// Returns a chunk to the kernel, to be filled again. The caller then calls [`Self::publish`].
     pub(super) fn give_back(&mut self, chunk: u64) {
         let is_given = self.chunks.give(chunk) && self.fill.put_chunk(chunk);
         debug_assert!(is_given, "the fill ring has room for every chunk, once");

@@ -45,8 +45,7 @@ use std::sync::atomic::Ordering;
 
 /// The most segments of one turn's requests together. A single request may have more.
 const SEGMENTS_TURN: usize = 1024;
-/// Delay before mapping a request's pages is tried again, if other queues of the process have used
-/// up all mappings.
+/// Delay before the next attempt to map a request's pages, if other queues use all mappings.
 const RETRY_NS: u64 = 1_000_000;
 
 /// A queue of a Xen block device, as its worker runs it.
@@ -62,8 +61,7 @@ pub(super) struct BlkifQueue {
     pub(super) grants: PersistentGrants,
     /// Keeps the pages of the ring mapped.
     _ring_pages: GrantPages,
-    /// This turn's requests whose pages were not all mapped, and all requests behind the first of
-    /// them.
+    /// This turn's requests whose pages were not all mapped, and all after the first of them.
     pub(super) planned: Vec<Planned>,
     /// The segments of this turn's requests.
     pub(super) segments: Vec<Segment>,
@@ -82,14 +80,12 @@ pub(super) struct BlkifQueue {
     pub(super) lots: u32,
     /// How many lots the queue has.
     lots_max: u32,
-    /// True while requests are in the ring that were put back because they need pages or lots of
-    /// requests in flight.
+    /// True while requests were put back into the ring because they need pages or lots.
     is_held: bool,
     /// When to pop requests again that were put back for lack of mappings, even if no request of
     /// this queue has completed since. `None`: there are no such requests.
     retry_at_ns: Option<u64>,
-    /// When the queue needs a turn to unmap unused grants; `None`: not known (`is_tended` is
-    /// false), or never.
+    /// When the queue needs a turn to unmap unused grants; `None`: never, or `is_tended` is false.
     pub(super) purge_at_ns: Option<u64>,
     /// True if `purge_at_ns` was computed after the last turn with work.
     pub(super) is_tended: bool,
@@ -145,8 +141,7 @@ impl BlkifQueue {
         self.is_held || self.stages.is_gated()
     }
 
-    /// Allows the queue to pop requests that were put back, since pages may be free now. Returns
-    /// true if there were any.
+    /// Allows popping requests that were put back, since pages may be free now. True if any were.
     #[inline]
     pub(super) fn release_held(&mut self) -> bool {
         let was_held = self.is_held;
@@ -157,8 +152,7 @@ impl BlkifQueue {
         was_held
     }
 
-    /// Allows the queue to pop requests that were put back, if their retry is due. Returns true if
-    /// so.
+    /// Allows popping requests that were put back, if their retry is due. Returns true if so.
     #[cold]
     fn retries(&mut self, now_ns: u64) -> bool {
         self.is_retry_due(now_ns) && self.release_held()
@@ -203,8 +197,7 @@ impl BlkifQueue {
             // Retry also while a gate is closed: the gate waits for these requests.
             max = ring.recall(self.requests.room.begin_retry(now_ns).min(max));
             if max == 0 && ring.in_flight() == 0 {
-                // No request waits for space any more: the last one was answered with another
-                // error.
+                // No request waits for space any more: the last one got another error.
                 self.requests.room.end(true);
             }
         } else if self.stages.is_gated() || (self.is_held && !self.retries(now_ns)) {
@@ -250,8 +243,7 @@ impl BlkifQueue {
         let (mut index, mut taken) = (0, 0);
         while let Some((chain, raw)) = batch.take(index) {
             index += 1;
-            // Parse in place: a request with its segments is more than a hundred bytes, which would
-            // be copied.
+            // Parse in place: a request with its segments has over a hundred bytes to be copied.
             let (id, echo, kind) = match Request::parse(raw, &self.limits) {
                 Ok(Request { id, echo, kind }) => (id, echo, Ok(kind)),
                 Err(refusal) if refusal.error.is_fault() => {
@@ -422,8 +414,7 @@ impl BlkifQueue {
             _ => (Kind::Write, write),
         };
         match pushed {
-            // Each arm makes its own `InFlight`: if they shared one, the compiler would build it in
-            // memory and copy it.
+            // Each arm makes its own `InFlight`: the compiler would build a shared one in memory.
             Ok(len) if !is_ordered(op) => {
                 let popped_at_ns = now_ns;
                 let request = InFlight { chain, reply, kind, len, popped_at_ns, offset };
@@ -461,8 +452,7 @@ impl BlkifQueue {
         self.stages.close_gate(OrderedWrite { token, durable, offset: sector * SECTOR_SIZE, len });
     }
 
-    /// Pushes the slices of a request to the burst, and records its pages as in use. Returns the
-    /// length in bytes.
+    /// Pushes a request's slices to the burst, and records its pages as in use. Returns its bytes.
     ///
     /// # Errors
     /// The error of the last page that is not mapped.
