@@ -296,7 +296,7 @@ impl Frames {
     }
 
     /// Returns the payload of frame `index`; `None` if there is no such frame, or if
-    /// [`Self::push_lent`] has copied a part of it.
+    /// `push_lent` has copied a part of it.
     #[must_use]
     pub fn payload(&self, index: usize) -> Option<Pieces<'_>> {
         let Frame { slices, .. } = self.list.get(index)?;

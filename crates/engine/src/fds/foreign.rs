@@ -243,7 +243,7 @@ impl Janitor {
         self.at_most(0).await;
     }
 
-    /// Returns when at most [`JOBS_MAX`] jobs wait, so that the session may receive its next
+    /// Returns when at most `JOBS_MAX` jobs wait, so that the session may receive its next
     /// message.
     pub async fn room(self: &Arc<Self>) {
         self.at_most(JOBS_MAX).await;
