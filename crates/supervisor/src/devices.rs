@@ -1,11 +1,13 @@
-//! The devices that are served: one task owns them, takes changes, and answers when they are done.
+//! `DeviceManager`: the one task that owns all devices. It carries changes out, one after another,
+//! and answers each when it is done.
 //!
 //! ```text
 //! new      opens the plan's devices; those that cannot be opened are retried (held_elsewhere.rs)
 //! serve    until the process is told to stop:
 //!              a task of a device has ended     its device is shown with the reason
-//!              a change has come                prepare, commit, retire (carry_out.rs); answer
-//! Tasks    a task for each device, with a stop of its own: a `Front`, which opens, listens, serves
+//!              a change has arrived             prepare, commit, retire (carry_out.rs); answer
+//! Tasks    a task for each device, which can be stopped by itself: a `Front` opens the device,
+//!          listens at its socket and serves it
 //! ```
 //! No other code adds, removes or replaces a device. A change waits for the change before it. It
 //! does not wait for the devices that the earlier change retires (`retiring.rs`), unless both
@@ -57,31 +59,33 @@ pub struct DeviceManager {
     shared: Arc<Shared>,
     fronts: Vec<Front>,
     xens: Vec<XenDisks>,
-    /// The kernel's reports of interfaces. `None` once a follower task has them.
+    /// Subscribes to the kernel's reports of interfaces; `None` once a task of `followers` reads
+    /// them.
     links: Option<HostLinks>,
     tasks: Tasks,
-    /// The plan of the devices that are served, or wait to be.
+    /// The running plan: the devices that are served, and those that wait until they can be opened.
     plan: Plan,
-    /// Plans that replace devices when the sessions of these devices have ended, by device name.
+    /// By device name: the plan that replaces the device's present plan when its session has ended.
     pending: HashMap<String, Wanted>,
     /// Number of changes that this process has carried out.
     generation: u64,
     kept: Kept,
-    /// Changes that wait for the end of devices.
+    /// Changes that wait until devices have stopped.
     retiring: Retiring,
     changes: ChangeSender,
     orders: mpsc::Receiver<Order>,
     /// The generation, and the plan that is in effect.
     shown: watch::Sender<(u64, Arc<Plan>)>,
-    /// Dropped when each device of the start listens or waits; the process then reports that it is
-    /// ready.
+    /// Each `Front` of the start has a clone, and drops it when its device listens or waits for a
+    /// resource. When all clones are dropped, [`Self::begun`] completes, and the process reports
+    /// that it is ready.
     begins: Option<mpsc::Sender<()>>,
     begun: Option<mpsc::Receiver<()>>,
     /// Background tasks, which end with the supervisor.
     followers: JoinSet<()>,
 }
 
-/// The workers that a plan wants. None of them runs yet.
+/// Makes the worker pool of a plan. It starts no thread yet.
 pub fn pool(plan: &Plan) -> Arc<Pool> {
     let options = PoolOptions {
         workers_max: plan.daemon.workers,
@@ -97,7 +101,7 @@ impl DeviceManager {
     /// made by [`pool`]. `handoff`: the state that an earlier supervisor handed over.
     ///
     /// # Errors
-    /// No device can be served; or a device cannot, and the plan does not let it wait.
+    /// No device can be opened; or one cannot, and the plan does not let it wait (`wait = 0`).
     pub async fn new(
         plan: &Plan,
         pool: Arc<Pool>,
@@ -105,9 +109,9 @@ impl DeviceManager {
         mut handoff: Handoff,
     ) -> Result<Self, AssembleError> {
         manyring_memory::install_sigbus_handler();
-        // In a takeover only the devices that wait in the running supervisor may wait here. A
-        // guest uses the others there and would lose them, so this start fails and the running
-        // supervisor continues.
+        // In a takeover a device may wait here only if it waits in the running supervisor, too. Any
+        // other device may be in use by a guest, which would lose it: so this start fails, and the
+        // running supervisor continues.
         let may_wait = handoff.is_there.then(|| std::mem::take(&mut handoff.waits));
         let shared = Arc::new(Shared::new(plan, pool, service, &mut handoff)?);
         let (plan, kept) = with_kept(plan)?;
@@ -152,12 +156,12 @@ impl DeviceManager {
         Ok(manager)
     }
 
-    /// The generation, and the plan that is carried out.
+    /// Returns a receiver of the generation and the running plan, which reports each change.
     pub fn shown(&self) -> watch::Receiver<(u64, Arc<Plan>)> {
         self.shown.subscribe()
     }
 
-    /// The queue to which changes are sent.
+    /// Returns the sender of the queue from which this task takes changes.
     pub fn changes(&self) -> &ChangeSender {
         &self.changes
     }
@@ -238,7 +242,7 @@ impl DeviceManager {
         &self.shared.devices
     }
 
-    /// The future completes when every device that can be served at the start listens.
+    /// The future completes when every device of the start listens or waits for a resource.
     /// [`Self::serve`] must run meanwhile.
     pub fn begun(&mut self) -> impl Future<Output = ()> + use<> {
         let begun = self.begun.take();
@@ -323,7 +327,7 @@ impl DeviceManager {
     /// Returns when the tasks of all devices have ended. The caller has told the tasks to stop.
     ///
     /// # Errors
-    /// As [`Self::serve`].
+    /// The error of the first task that ended with one.
     async fn all_ended(&mut self) -> Result<(), AssembleError> {
         while let Some((_, result)) = self.tasks.ended().await {
             result?;
@@ -354,7 +358,8 @@ impl DeviceManager {
 
 impl DeviceManager {
     /// Removes a device whose only session has ended, if the control API created the device.
-    /// False: the configuration names the device; the process ends with the last device.
+    /// Returns false for a device of the configuration, which stays in the plan: the caller then
+    /// ends the process with its last device.
     fn remove_one_off(&mut self, name: &str) -> bool {
         let is_of_api = self.find(name).is_some_and(|device| device.is_of_api());
         if is_of_api {
@@ -365,8 +370,8 @@ impl DeviceManager {
         is_of_api
     }
 
-    /// Shows a device as failed. Its task ended with an error, and cannot be retried because the
-    /// socket was handed in.
+    /// Shows a device as failed. Its task ended with an error and is not retried, because the
+    /// device inherited its socket and cannot create it again.
     fn failed(&self, name: &str, error: &AssembleError) {
         let reason = error.to_string();
         tracing::error!(device = name, reason, "the device failed and is no longer served");

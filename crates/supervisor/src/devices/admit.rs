@@ -6,7 +6,7 @@ use manyring_config::plan::{Pinned, PortKind, SocketPlan, Wanted};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// Why a user may not have a device, in one sentence that begins with the key.
+/// Why a user may not add a device, in one sentence that begins with the key.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{key}: {problem}")]
 pub struct Denied {
@@ -14,17 +14,19 @@ pub struct Denied {
     problem: String,
 }
 
-/// The workers that a device of such a user may name: those that every device process has.
+/// `queue_workers` of an unprivileged user's device may name workers below this number: every
+/// device process has an io_uring for each of them from its start.
 const WORKERS_MAX: usize = 16;
 
-/// True if this user may name only what the operator allows.
+/// True for an unprivileged user, neither root nor the daemon's own user: such a user may name only
+/// paths that the operator allows.
 pub fn is_bound(uid: u32) -> bool {
     uid != 0 && uid != rustix::process::geteuid().as_raw()
 }
 
-/// Returns the device if this user may have it with these values. `allowed`: the operator's
-/// folders. The device's files are not opened here: [`Wanted::find`] looks for them below these
-/// folders only, and pins them.
+/// Checks that this user may add the device with these values, and returns the device. `allowed`:
+/// the folders of `allow_paths`. This opens no file: [`Wanted::find`] later looks for the device's
+/// files below these folders only, and pins them.
 pub fn admitted(device: Wanted, uid: u32, allowed: &[PathBuf]) -> Result<Wanted, Denied> {
     if !is_bound(uid) {
         return Ok(device);
@@ -54,11 +56,12 @@ pub fn admitted(device: Wanted, uid: u32, allowed: &[PathBuf]) -> Result<Wanted,
     if plan.front_end.memory_on_disk {
         return Err(only_owner("memory_on_disk"));
     }
-    // His front-end would be served in the process of whoever has that domain.
+    // The user's front-end would be served in the process of that domain, beside guests of other
+    // users.
     if plan.domain.is_some() {
         return Err(only_owner("domain"));
     }
-    // Each worker has an io_uring, whose memory cannot be swapped.
+    // A process with more workers needs more io_urings, whose memory cannot be swapped.
     if plan.queue_workers.iter().any(|worker| *worker >= WORKERS_MAX) {
         return Err(only_owner("queue_workers"));
     }

@@ -1,4 +1,4 @@
-//! `Carried`: a change that is being carried out, and how far it is.
+//! `Carried`: a change that is being carried out, and which of its steps are done.
 
 use super::kept::Keep;
 use super::prepare::{Prepared, Ready};
@@ -11,18 +11,18 @@ use std::collections::HashSet;
 #[derive(Debug)]
 pub(super) enum Outcome {
     Done(Done),
-    /// The rest of the change waits until the leaving devices have ended. A leaving device in
-    /// `replaced` is shown as being replaced until its successor has the name.
+    /// The change goes on with `rest` when the devices `leaving` have stopped. Devices whose names
+    /// are in `replaced` are shown as being replaced until the new device of the name is served.
     Waits {
         leaving: Vec<Wanted>,
         replaced: HashSet<String>,
         rest: Rest,
     },
-    /// The change was not begun: it touches devices that are ending for another change.
+    /// The change was not begun: another change is stopping a device that it touches.
     PutOff,
 }
 
-/// The part of a change that is left once its devices have ended.
+/// The part of a change that is carried out when its leaving devices have stopped.
 #[derive(Debug)]
 pub(super) enum Rest {
     Change(Box<Carried>),
@@ -68,9 +68,9 @@ impl Carried {
     }
 }
 
-/// Steps as a line of the log names them.
+/// Returns the steps as text for a log line.
 pub(super) fn in_words(steps: &[StepInfo]) -> String {
-    /// Most steps that a line of the log names.
+    /// The most steps that a log line names.
     const NAMED_MAX: usize = 8;
     let words = |step: &StepInfo| format!("{} {}", step.step, step.device);
     let mut named: Vec<_> = steps.iter().take(NAMED_MAX).map(words).collect();

@@ -142,8 +142,8 @@ impl DeviceManager {
         self.carry_out(Carried::new(desired, steps), force, Some(keep)).await
     }
 
-    /// The steps to a whole plan. Another thread computes them: a plan may have thousands of
-    /// devices.
+    /// Computes the steps from the running plan to `desired`, on another thread: a plan may have
+    /// thousands of devices.
     async fn all_steps(&self, desired: &Plan) -> Result<Vec<Step>, Refused> {
         let (running, then) = (self.plan.clone(), desired.clone());
         let steps = aside(move || diff(&running, &then)).await;
@@ -152,9 +152,9 @@ impl DeviceManager {
         Ok(steps)
     }
 
-    /// Checks by their paths that no two devices of a plan use the same file. With `looks`, or if
-    /// a device has a capture (a capture file has no lock), also by the files that the host finds
-    /// there.
+    /// Checks that no two devices of a plan name the same file, comparing paths as they are
+    /// written. With `looks`, or if a device has a capture (a capture file has no lock), this also
+    /// compares the files that the host finds under the paths.
     async fn check(&self, steps: &[Step], desired: &Plan, looks: bool) -> Result<(), Refused> {
         if steps.is_empty() {
             return Ok(());
@@ -178,8 +178,8 @@ impl DeviceManager {
         Done { generation: self.generation, steps: steps.iter().map(Step::info).collect() }
     }
 
-    /// Carries out the steps of a change. Adds switches before their ports, and removes them
-    /// after.
+    /// Carries out the steps of a change. Adds switches before their ports, and removes them after
+    /// their ports.
     async fn carry_out(
         &mut self,
         carried: Carried,
@@ -229,6 +229,8 @@ impl DeviceManager {
         };
         // Refuse before anything is changed or opened.
         unused(self)?;
+        // A new device that needs a resource of a leaving one is opened only after that device has
+        // stopped.
         let (late, early): (Vec<_>, Vec<_>) = coming
             .into_iter()
             .partition(|device| leaving.iter().any(|other| device.needs_what_of(other)));
@@ -271,6 +273,8 @@ impl DeviceManager {
                 }
             }
         };
+        // Other changes may have been carried out during the wait: apply the steps to the plan that
+        // runs now.
         let desired = match self.generation == carried.generation {
             true => desired,
             false => self.rebased(desired, &steps, is_whole),
@@ -319,7 +323,7 @@ impl DeviceManager {
         self.plan.device(name)
     }
 
-    /// Refuses to take a device from a connected front-end. `removes`: the request removes the
+    /// Refuses to stop a device while a front-end is connected. `removes`: the request removes the
     /// device, so that the refusal may suggest `--force`.
     fn unused(&self, device: &Wanted, removes: bool) -> Result<(), Refused> {
         let name = &device.plan().name;
@@ -374,9 +378,9 @@ impl DeviceManager {
         Ok(named)
     }
 
-    /// Adds the call that saves the request of the control API to the row; the call sets `is_kept`
-    /// if it succeeds. The future has no time limit: the answer promises that the request is on
-    /// the disk.
+    /// Queues the call that saves the request of the control API; the call sets `is_kept` if it
+    /// succeeds. The future completes when the call has returned, and has no timeout: the answer to
+    /// the client promises that the request is on the disk.
     fn keep(
         &self,
         keep: Keep,

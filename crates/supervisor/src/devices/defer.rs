@@ -1,5 +1,6 @@
-//! The effect of a change on each device, by the class of its keys: done at once while a front-end
-//! is connected (live), or put off until its session has ended (reconnect).
+//! When a change of a device takes effect, by the class of the keys that differ. Live keys change
+//! at once, also while a front-end is connected. Reconnect keys are deferred until the session of
+//! the front-end has ended.
 
 use super::DeviceManager;
 use super::carried::{Outcome, Rest};
@@ -10,12 +11,12 @@ use manyring_serve::times::LIMIT_SEEN;
 use rustix::io::Errno;
 use std::collections::HashSet;
 
-/// The devices that a change touches, by what happens to them.
+/// The devices that a change stops, opens or alters.
 #[derive(Debug, Default)]
 pub(super) struct Work {
     pub(super) leaving: Vec<Wanted>,
     pub(super) coming: Vec<Wanted>,
-    /// Devices whose live keys change: as each is, and as it becomes.
+    /// Devices whose live keys change: the running and the new plan of each.
     pub(super) live: Vec<(Wanted, Wanted)>,
     /// Devices that are replaced when their sessions have ended, with the keys that differ.
     pub(super) deferred: Vec<(Wanted, Vec<String>)>,
@@ -74,7 +75,7 @@ impl DeviceManager {
     }
 
     /// Sets the live keys of a served device that differ from those of `former`; without `former`,
-    /// its MTU.
+    /// sets only its MTU.
     pub(super) async fn set(
         &self,
         former: Option<&Wanted>,
@@ -125,7 +126,8 @@ impl DeviceManager {
             .filter(|device| is_in(&device.plan().limit))
             .map(|device| device.plan().name.clone())
             .collect();
-        // The plan does not name the disks of Xen guests: refresh all devices for them.
+        // The plan does not list the disks of Xen guests by name: refresh the limits of all
+        // devices.
         let all = plan.xen_blk.iter().any(|xen| is_in(&xen.limit));
         self.shared.pool.refresh(|of| all || names.contains(of), LIMIT_SEEN).await;
     }
@@ -137,7 +139,7 @@ impl DeviceManager {
         served.put_off(keys);
         while self.followers.try_join_next().is_some() {}
         if self.pending.insert(name.clone(), device).is_some() {
-            // A task waits for the end of this session already.
+            // A task that an earlier call spawned waits for the end of this session already.
             return;
         }
         let (mut connected, changes) = (served.view.connected.subscribe(), self.changes.clone());
@@ -149,8 +151,9 @@ impl DeviceManager {
         });
     }
 
-    /// Begins to replace a device by its deferred plan. If a front-end has connected by then, the
-    /// replacement is deferred again. `None`: nothing is replaced now.
+    /// Begins to replace a device by its deferred plan, because its session has ended. `None`:
+    /// nothing is replaced now; if another front-end has connected meanwhile, the replacement is
+    /// deferred again.
     pub(super) fn settle(&mut self, name: &str) -> Option<Outcome> {
         let device = self.pending.remove(name)?;
         // Live keys can have changed since the replacement was deferred.
@@ -167,8 +170,8 @@ impl DeviceManager {
     }
 }
 
-/// The answer to a refused MTU. `EINVAL` is the request's fault: the interface cannot have this
-/// MTU.
+/// The answer to a client whose MTU the host has refused. `EINVAL` means a wrong request: the
+/// interface does not support this MTU.
 fn refuse_mtu(mtu: u16, errno: Errno) -> Refused {
     match errno {
         Errno::INVAL => Refused::Wrong(format!("mtu: {mtu} is not supported by this interface")),

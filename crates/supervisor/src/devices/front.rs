@@ -20,7 +20,7 @@ pub(super) struct Front {
     pub(super) stage: Stage,
     /// `None`: opening the device will look up the folder of its socket.
     pub(super) served: Option<Served>,
-    /// Dropped when the device listens, or has to wait.
+    /// Dropped when the device listens or has to wait: the start of the daemon waits for that.
     pub(super) begins: Option<mpsc::Sender<()>>,
 }
 
@@ -35,8 +35,8 @@ impl Front {
     /// Waits until the device can be opened, and serves it until `stop` turns true.
     ///
     /// # Errors
-    /// Listening on its socket failed, and is not retried: the process has no other device, or the
-    /// socket was handed in.
+    /// Listening at the device's socket failed, and is not retried: the process has no other
+    /// device, or has inherited the socket.
     pub(super) async fn serve(
         self,
         shared: Arc<Shared>,
@@ -63,7 +63,8 @@ impl Front {
         let _looked_after = ports::look_after(made.view(), is_late);
         loop {
             if has_waited {
-                // Another process may have the socket's name: the device is not shown as served.
+                // Another process may listen at the socket's path: the device is shown as served
+                // only when the path is free.
                 tokio::select! {
                     () = wait.listens(&endpoint, &at) => {}
                     _ = stop.wait_for(|stop| *stop) => return Ok(()),
@@ -94,7 +95,7 @@ impl Front {
             let at = if key == "socket_path" { at.clone() } else { wanted.plan().place.at(key) };
             let source = wanted.plan().socket.error(source);
             let error = AssembleError::Socket { at: at.clone(), source };
-            // Another process can have taken the socket's name since the check: wait again.
+            // Another process can have begun to listen at the path since the check: wait again.
             is_late |= error.is_held() && shared.wait != Some(0);
             let next = listens_at(wanted.plan());
             let (true, Some(next)) = (is_late, next) else { return Err(error) };
@@ -110,13 +111,14 @@ impl Front {
 }
 
 impl Shared {
-    /// Releases the front-ends of devices that this plan does not serve in a device process, and
-    /// the descriptors and captures that no device of this plan takes over.
+    /// Releases what an earlier supervisor handed over and this plan does not use: front-ends of
+    /// devices that no device process serves, and descriptors and capture files of devices that the
+    /// plan lacks.
     pub(super) async fn release_others(&self, plan: &Plan) {
         let of = |name: &str| plan.wanted().find(|wanted| wanted.plan().name == name);
         let has_front = |wanted: Wanted| wanted.domain(self.domains).is_some();
         self.processes.keep_adopted_sessions(|name| of(name).is_some_and(has_front)).await;
-        // Queues of taps that no device of this process takes over are closed here.
+        // Closes the queues of taps that no device of this plan takes over.
         let takes = |wanted: Wanted| match wanted {
             Wanted::Blk(_) => true,
             Wanted::Net(net) => net.port.kind().are_queues_left,

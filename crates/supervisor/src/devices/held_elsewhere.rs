@@ -1,8 +1,8 @@
 //! Devices that cannot be opened because another process holds a resource: they are retried.
 //!
 //! A process that was killed keeps its sockets, images and interfaces until the last of its threads
-//! has ended, and a thread can hang in a call of the kernel for as long as a front-end, or a disk,
-//! likes. Only the devices that need such a resource wait for it:
+//! has ended, and a system call can block a thread as long as a front-end or a disk does not
+//! respond. Only the devices that need such a resource wait for it:
 //!
 //! ```text
 //! start:  open each device, on one thread as long as the host answers:
@@ -36,7 +36,8 @@ use tokio::time::Instant;
 /// A try to open a device, on another thread. `None` inside: the call has panicked.
 pub(super) type Try = JoinHandle<Option<Result<Opened, AssembleError>>>;
 
-/// Tries to open a device on another thread. `call` is held until the call of the host returns.
+/// Tries to open a device on another thread, which holds the permit `call` until the host's calls
+/// have returned.
 pub(super) fn open(wanted: &Wanted, host: &Host, call: Option<OwnedSemaphorePermit>) -> Try {
     let (wanted, host) = (wanted.clone(), host.clone());
     tokio::spawn(async move {
@@ -70,8 +71,9 @@ pub(super) struct Tried {
     pub(super) first: First,
 }
 
-/// The first try of a device at the start. Its two calls check whether the name of its socket is
-/// free and open the device; they wait for their turn in a row of calls.
+/// The first try of a device at the start: two calls, one of which checks that the path of the
+/// socket is free, and one opens the device. One thread makes the calls of all devices, one after
+/// another.
 #[derive(Debug)]
 pub(super) struct Asked {
     wanted: Wanted,
@@ -109,9 +111,9 @@ impl Asked {
         &self.wanted.plan().name
     }
 
-    /// Waits for the result of the first try; returns also how the device is served. If a call of
-    /// the device does not return in time, its thread is abandoned, and another thread makes the
-    /// rest of the calls in the row.
+    /// Waits for the result of the first try. Returns also the endpoint and options of the device's
+    /// socket. If a call of the device does not return in time, its thread is abandoned, and
+    /// another thread makes the calls of the remaining devices.
     ///
     /// # Errors
     /// As [`MaxWait::open`].
@@ -141,7 +143,7 @@ impl Asked {
     }
 }
 
-/// The error of a host that did not tell in time whether the name of a device's socket is free.
+/// Returns the error for a check of the socket's path that has not returned in time.
 fn slow(wanted: &Wanted, served: Option<&Served>) -> AssembleError {
     let name = served.and_then(|served| match &served.endpoint {
         Endpoint::Listen { path, .. } => Some((served.at.clone(), path.clone())),
@@ -169,11 +171,11 @@ pub(super) enum Later {
 pub(super) struct MaxWait {
     /// `wait = 0`: a device that another process holds is refused at once.
     refuses: bool,
-    /// The host's answers are awaited without a limit.
+    /// Calls of the host have no timeout.
     waits_for_host: bool,
     /// A device that cannot be served is no reason to refuse the others.
     keeps_on: bool,
-    /// The time that is left for slow answers of the host, for all devices together.
+    /// The time that slow calls of the host may still take, for all devices together.
     left: Duration,
     /// The time that is left for other processes to release resources, for all devices together.
     held_left: Duration,
@@ -188,8 +190,8 @@ impl MaxWait {
         Self { refuses, waits_for_host: refuses, keeps_on, left: DEVICES_OPEN, held_left }
     }
 
-    /// For a supervisor that takes over. If a device cannot be opened, the takeover fails and the
-    /// running supervisor continues. A device that the host opens slowly is served later.
+    /// The limits of a supervisor that takes over. If a device cannot be opened, the takeover fails
+    /// and the running supervisor continues. A device that the host opens slowly is served later.
     pub(super) fn of_next() -> Self {
         Self { waits_for_host: false, ..Self::new(Some(0), false) }
     }
@@ -236,7 +238,7 @@ impl MaxWait {
         }
     }
 
-    /// The answer of a call of the host; `None` if it has not answered in time.
+    /// Awaits a call of the host; `None`: the call has not returned in time.
     pub(super) async fn within<T>(&mut self, call: impl Future<Output = T>) -> Option<T> {
         let began = Instant::now();
         let limit = match self.waits_for_host {
@@ -253,7 +255,7 @@ impl MaxWait {
     /// Returns [`First::Failed`] if the other devices are served in spite of this error.
     ///
     /// # Errors
-    /// The error itself, if it concerns more than the device that has it.
+    /// The error itself, if it must stop the start of the daemon.
     pub(super) fn failed(&self, error: AssembleError) -> Result<First, AssembleError> {
         if self.keeps_on && !self.refuses || error.is_of_one_device() {
             return Ok(First::Failed(error));
@@ -266,8 +268,8 @@ impl MaxWait {
 /// who created a device, and may have removed its files, must not keep the daemon from starting.
 ///
 /// # Errors
-/// The error of the first device that has failed, if no device is opened, and none may be opened
-/// soon or the configuration is wrong.
+/// No device is opened, and either the configuration of one is wrong, or all have failed. Returns
+/// the error of the first such device.
 pub(super) fn refuse_if_none_is_left(tried: &mut Vec<Tried>) -> Result<(), AssembleError> {
     let is_served = tried.iter().any(|tried| matches!(tried.first, First::Opened(_)));
     // An image that another process holds, or that the host opens slowly, is served later. Any
@@ -293,7 +295,7 @@ pub(super) fn failed(wanted: &Wanted) -> AssembleError {
     AssembleError::Failed { at: wanted.plan().place.at(wanted.key()) }
 }
 
-/// A device that waits. Each new reason is logged and shown once.
+/// A device that waits until it can be opened. Each new reason is logged and shown once.
 #[derive(Debug)]
 pub(super) struct Wait {
     shared: Arc<Shared>,
@@ -312,7 +314,8 @@ impl Wait {
         &self.wanted
     }
 
-    /// Shows why the device is not served after its first try; returns the work that is left.
+    /// Shows why the device is not served after its first try, if it is not; returns how it is
+    /// opened from now on.
     pub(super) fn begin(&mut self, first: First) -> Later {
         match first {
             First::Opened(opened) => Later::Opened(opened),

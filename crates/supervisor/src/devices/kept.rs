@@ -31,7 +31,8 @@ struct Record {
     device: Value,
 }
 
-/// The folder of saved devices. `None`: devices of the control API end with the process.
+/// The folder of saved devices. `None`: without `state_dir`, devices of the control API are lost
+/// when the process ends.
 #[derive(Clone, Debug)]
 pub(super) struct Kept(Option<PathBuf>);
 
@@ -62,8 +63,8 @@ impl Kept {
         Ok(Self(Some(folder)))
     }
 
-    /// The saved devices, in the order of their names. A file that cannot be used is logged and
-    /// kept.
+    /// Loads the saved devices, in the order of their names. A file that cannot be loaded is
+    /// logged, and stays in the folder.
     pub(super) fn devices(&self, allowed: &[PathBuf]) -> Vec<Wanted> {
         let Some(folder) = &self.0 else { return Vec::new() };
         let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
@@ -80,13 +81,15 @@ impl Kept {
         paths.iter().filter(is_one).filter_map(read).collect()
     }
 
-    /// The file of a device. A name that no device can have, such as `../other`, has none.
+    /// Returns the path of a device's file; `None` for a name that no device can have, such as
+    /// `../other`.
     fn path(&self, name: &str) -> Option<PathBuf> {
         let folder = self.0.as_ref().filter(|_| is_device_name(name))?;
         Some(folder.join(format!("{name}.json")))
     }
 
-    /// The record of a device with other values of these keys; `None` if it has no record.
+    /// Returns the saved record of a device with new values of these keys; `None` if no record of
+    /// the device is saved.
     pub(super) fn merged(&self, name: &str, keys: &Keys) -> Option<Keep> {
         let text = std::fs::read_to_string(self.path(name)?).ok()?;
         let mut record: Record = serde_json::from_str(&text).ok()?;
@@ -101,7 +104,7 @@ impl Kept {
                 kept.retain(|_, value| !value.is_null());
             }
         }
-        // Keep the user who created the device, not the user who patches it: the files are checked
+        // Save the user who created the device, not the user who patches it: paths are checked
         // against the rights of the user who named them.
         let text = Some((record.device.to_string(), record.uid));
         Some(Keep { name: name.to_owned(), text })
@@ -191,7 +194,7 @@ fn put(folder: &Path, path: &Path, text: Option<&[u8]>) -> io::Result<()> {
         Some(text) => {
             let new = path.with_extension("new");
             let written = write(&new, text).and_then(|()| std::fs::rename(&new, path));
-            // Remove the part that was written: the file system may be full.
+            // Remove the incomplete file: the file system may be full.
             written.inspect_err(|_| drop(std::fs::remove_file(&new)))?;
         }
     }

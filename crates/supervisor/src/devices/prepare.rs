@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use tokio::sync::{OwnedSemaphorePermit, oneshot};
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 
-/// A device that is opened, and of which nothing can be seen from outside.
+/// A device that is opened, while no client can see it or connect to it.
 #[derive(Debug)]
 pub(super) struct Prepared {
     wanted: Wanted,
@@ -45,7 +45,7 @@ struct Calls {
 }
 
 impl Calls {
-    /// Adds both calls to the row, behind those of other devices. `call` is held until both calls
+    /// Queues both calls, behind those of other devices. The permit `call` is held until both calls
     /// have returned.
     fn new(
         shared: &Shared,
@@ -185,8 +185,9 @@ impl Prepared {
         Ok(self)
     }
 
-    /// Adds the call that gives the socket its name to the row. The call does nothing unless `may`
-    /// is set when its turn comes.
+    /// Queues the call that renames the socket to its path. The call does nothing unless `may` is
+    /// set by then: an earlier call of the queue sets it when the request of the control API is
+    /// saved.
     pub(super) fn named(self, row: &AsideRow, may: &Arc<AtomicBool>) -> Named {
         let Self { wanted, opened, served, socket } = self;
         let named = socket.map(|socket| {
@@ -243,7 +244,8 @@ fn at_key(wanted: &Wanted, served: &Served, error: &ListenError) -> String {
 }
 
 impl Ready {
-    /// Shows the device as served. The caller serves the front that this returns.
+    /// Shows the device as served, and returns its front. The caller must start the task of the
+    /// front.
     pub(super) fn shown(self, shared: &Arc<Shared>) -> Front {
         let Self { wanted, opened, served } = self;
         let made: Made = shared.made(&wanted, opened);
@@ -253,8 +255,8 @@ impl Ready {
     }
 }
 
-/// The refusal for a device that cannot be prepared, by who is at fault: another user of a
-/// resource, the host, or the request.
+/// Returns the refusal for a device that cannot be prepared: a conflict if a resource is in use,
+/// else a failure of the host, or a wrong request.
 pub(super) fn refused(error: &AssembleError) -> Refused {
     let text = error.to_string();
     match error {

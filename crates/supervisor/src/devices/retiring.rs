@@ -8,10 +8,11 @@
 //! wait      until they have ended and their files are closed           in a task beside it
 //! go on     prepare what needs their resources; commit; start; answer  in the device manager
 //! ```
-//! Until then the change reserves every device that it touches: those that leave, come or were
-//! changed. Another change is put off if it names one of these devices or needs a resource of one,
-//! and so is each later change of the device that it names. The number of put-off changes of a
-//! user is bounded, so that a user whose device does not stop delays nobody else.
+//! Until it is answered, such a change reserves every device that it removes, adds or alters.
+//! Another change is put off if it names one of these devices or needs a resource of one. While a
+//! change is put off, later changes of the device that it names are put off, too. The number of
+//! put-off changes of a user is bounded, so that a user whose device does not stop delays nobody
+//! else.
 
 use super::DeviceManager;
 use super::carried::{Outcome, Rest, in_words};
@@ -37,7 +38,7 @@ struct Client {
     _begun: OwnedRwLockReadGuard<()>,
 }
 
-/// A change that waits for the end of its leaving devices.
+/// A change that waits until its leaving devices have stopped.
 #[derive(Debug)]
 struct Held {
     leaving: Vec<Wanted>,
@@ -103,7 +104,8 @@ pub(super) enum Next {
     Ended(u64),
 }
 
-/// The changes that wait for the end of devices, and the changes that wait for those changes.
+/// The changes that wait until devices have stopped (*held*), and the changes that wait for a held
+/// change (*put off*).
 #[derive(Debug, Default)]
 pub(super) struct Retiring {
     ends: JoinSet<u64>,
@@ -115,10 +117,10 @@ pub(super) struct Retiring {
 }
 
 impl Retiring {
-    /// Waits for the next change or the end of the devices of a held one. `None`: no change can
-    /// come, and none is held. While another daemon takes over, or waits to, no change begins: the
-    /// next daemon would not know of the change, whose client would yet be told that it is done. A
-    /// change that was begun goes on.
+    /// Waits for the next change, or until the devices of a held change have stopped. `None`: no
+    /// change can arrive, and none is held. While another daemon takes over, or waits to, no change
+    /// begins: its client would be told that the change is done, but the next daemon would not know
+    /// of it. A change that has begun continues.
     pub(super) async fn next(
         &mut self,
         orders: &mut mpsc::Receiver<Order>,
@@ -137,7 +139,8 @@ impl Retiring {
         }
     }
 
-    /// The number of a change whose devices have ended; `None` if there is none.
+    /// Waits for a held change whose devices have stopped, and returns its number; `None`: no
+    /// change is held.
     async fn ended(&mut self) -> Option<u64> {
         loop {
             // A task that panicked does not return its number, so its change stays held.
@@ -168,7 +171,7 @@ impl Retiring {
         steps.iter().any(|step| self.held.values().any(|held| touches(step, held)))
     }
 
-    /// The devices whose ends changes wait for.
+    /// Returns the names of the devices that must stop before held changes continue.
     fn awaited(&self) -> Vec<String> {
         let leaving = self.held.values().flat_map(|held| &held.leaving);
         let mut names: Vec<_> = leaving.map(|device| device.plan().name.clone()).collect();
@@ -185,8 +188,8 @@ impl DeviceManager {
         }
     }
 
-    /// Carries a change out and answers. If devices have to end first, [`Self::go_on`] does the
-    /// rest; if another change has to end first, the change is put off.
+    /// Carries a change out and answers. If devices have to stop first, [`Self::go_on`] carries out
+    /// the rest of the change; if another change has to complete first, the change is put off.
     async fn handle(&mut self, order: Order, begun: OwnedRwLockReadGuard<()>) {
         if self.retiring.holds(&order.change) {
             return self.retiring.put_off.add(order);
@@ -218,8 +221,8 @@ impl DeviceManager {
         }
     }
 
-    /// Continues a change whose devices have ended, and then lets the changes that waited for it
-    /// run.
+    /// Continues a held change whose devices have stopped, and then queues the changes that waited
+    /// for it.
     async fn go_on(&mut self, number: u64) {
         let Some(Held { rest, client, .. }) = self.retiring.held.remove(&number) else { return };
         let done = match rest {
@@ -291,8 +294,8 @@ impl DeviceManager {
             // An image that is not closed in time is closed later; nobody waits for that.
             let _ = timeout(DEVICE_CLOSE, closing.join_all()).await;
             if !have_ended {
-                // A task of a removed device has not ended: the log names it already, and the file
-                // of that device stays open until the task ends.
+                // A task of a removed device has not ended. The log names the device already; its
+                // file stays open until the task ends.
                 return;
             }
             while let Some((device, _)) = left.iter().find(|(_, is_open)| is_open()) {
@@ -305,9 +308,9 @@ impl DeviceManager {
         }
     }
 
-    /// The plan that a change leads to after its wait: the running plan with these steps, since
-    /// other changes may have altered the running plan meanwhile. `desired`: the plan from before
-    /// the wait. `is_whole`: `desired` has all devices and groups of the file.
+    /// Returns the running plan with these steps applied, for a change that has waited: other
+    /// changes may have altered the running plan since `desired` was made. `is_whole`: `desired`
+    /// has all devices and groups of the file.
     pub(super) fn rebased(&self, desired: Plan, steps: &[Step], is_whole: bool) -> Plan {
         if !is_whole {
             return steps.iter().fold(self.plan.clone(), |plan, step| match &step.what {
@@ -324,8 +327,8 @@ impl DeviceManager {
     }
 }
 
-/// Returns a check whether a removed device is still open. Its task has ended, but a worker or a
-/// thread of the disk may use the device until a system call returns.
+/// Returns a function that tells whether a removed device is still open. The device's task has
+/// ended, but a worker or a thread of the disk may use the device until a system call returns.
 fn is_open(kind: &SideKind) -> Box<dyn Fn() -> bool + Send + Sync> {
     match kind {
         // A disk of a Xen guest is no device of a plan.

@@ -29,17 +29,19 @@ pub(super) struct Shared {
     pub(super) wait: Option<u32>,
     /// True if a device that fails is retried, and the other devices are served meanwhile.
     pub(super) keeps_on: bool,
-    /// Permits for host calls of changes. A call that does not return keeps its permit.
+    /// Permits for system calls that open resources for a change. A call that does not return keeps
+    /// its permit.
     pub(super) calls: Arc<Semaphore>,
 }
 
-/// Most host calls of changes that may be in progress. Each call blocks a thread: without a bound,
-/// callers of the control API could collect threads while the host does not answer.
+/// The most such calls that may be in progress. Each call blocks a thread: without a bound, clients
+/// of the control API could make the daemon start ever more threads while the host does not
+/// respond.
 const CALLS_MAX: usize = 16;
 
 impl Shared {
-    /// Creates the shared parts for the devices of `plan`. Takes the descriptors that an earlier
-    /// supervisor opened out of `handoff`.
+    /// Creates the shared parts for the devices of `plan`. Takes the descriptors of an earlier
+    /// supervisor out of `handoff`.
     ///
     /// # Errors
     /// The name of a control socket is in use, or a switch cannot be created.
@@ -81,17 +83,20 @@ impl Shared {
         })
     }
 
-    /// A permit for one more host call; the caller drops it when the call has returned.
+    /// Returns a permit for one more call of the host; the caller drops it when the call has
+    /// returned.
     ///
     /// # Errors
-    /// [`AssembleError::Calls`]: too many host calls have not returned.
+    /// [`AssembleError::Calls`]: too many calls of the host have not returned.
     pub(super) fn call(&self) -> Result<OwnedSemaphorePermit, AssembleError> {
         self.calls.clone().try_acquire_owned().map_err(|_| AssembleError::Calls)
     }
 
-    /// Checks that the name of a device's socket is free. Blocks as long as the host takes.
+    /// Checks that no other process listens at the path of a device's socket. Blocks as long as the
+    /// host takes.
     pub(super) fn socket_is_free(&self, plan: &DevicePlan) -> Result<(), AssembleError> {
-        // Opening the device looks up the folder, and checks the name then.
+        // The folder of the socket is not resolved yet. Opening the device resolves it, and checks
+        // the path then.
         let Ok(served) = served(plan) else { return Ok(()) };
         let Endpoint::Listen { path, permissions } = &served.endpoint else { return Ok(()) };
         match self.service.has(Whose::Device(&plan.name), path, *permissions) {
@@ -121,7 +126,8 @@ impl Shared {
         self.keeps_on && self.wait != Some(0)
     }
 
-    /// Returns when the time for which devices may wait is over; never, if there is no such time.
+    /// Returns when the time for which devices may wait (`wait`) is over; never returns without
+    /// such a limit.
     pub(super) async fn waited(&self) {
         match self.wait {
             None | Some(0) => std::future::pending().await,
@@ -129,6 +135,8 @@ impl Shared {
         }
     }
 
+    /// Fails if no device is served and a device of the configuration still waits: the time for
+    /// which devices may wait is over.
     pub(super) fn refuse_if_none_is_served(&self) -> Result<(), AssembleError> {
         let all = self.devices.all();
         let reason = all.iter().find_map(|entry| match entry {
