@@ -1,5 +1,6 @@
-//! `Question`: what a device process was asked and has not answered. After `PROCESS_ANSWER` the
-//! process is killed; after `PROCESS_COUNTERS_WAIT` it is shown as unresponsive (`mod.rs`).
+//! `Question`: the deadline for a device process's answer to a ping or a request for counters.
+//! After `PROCESS_ANSWER` the supervisor kills the process; after `PROCESS_COUNTERS_WAIT` it shows
+//! the process as unresponsive (`mod.rs`).
 
 use manyring_protocol::message::{Command, Report};
 use manyring_serve::times::PROCESS_ANSWER;
@@ -8,9 +9,9 @@ use tokio::time::{Instant, sleep_until};
 /// The questions that a device process has not answered yet.
 #[derive(Debug, Default)]
 pub(super) struct Question {
-    /// The number of the last question, and since when no answer has come.
+    /// The number of the last question, and when the process last answered or was first asked.
     asked: Option<(u64, Instant)>,
-    /// Half of the time for an answer has passed.
+    /// Half of `PROCESS_ANSWER` has passed without an answer.
     is_late: bool,
 }
 
@@ -20,7 +21,7 @@ impl Question {
         self.asked.is_some()
     }
 
-    /// Notes a command to the device process.
+    /// Starts the deadline, if the command is a question and none is unanswered.
     pub(super) fn ask(&mut self, command: &Command) {
         if let Command::Count { number } | Command::Ping { number } = command {
             let since = self.asked.map_or_else(Instant::now, |(_, since)| since);
@@ -28,7 +29,8 @@ impl Question {
         }
     }
 
-    /// Notes a report: an answer to an earlier question shows that the process is responsive.
+    /// Ends the deadline, if the report answers the last question. The answer to an earlier
+    /// question shows that the process is responsive, and starts the deadline again.
     pub(super) fn handle(&mut self, report: &Report) {
         if let (Report::Counted { number }, Some((last, _))) = (report, self.asked) {
             self.asked = (*number != last).then(|| (last, Instant::now()));
@@ -36,15 +38,16 @@ impl Question {
         }
     }
 
-    /// Returns when half of the time for an answer has passed.
+    /// Returns when half of `PROCESS_ANSWER` has passed; at once if no answer is due.
     pub(super) async fn max_wait(&self) {
         if let Some((_, since)) = self.asked {
             sleep_until(since + PROCESS_ANSWER / 2).await;
         }
     }
 
-    /// True after both halves. If both processes were frozen together, the supervisor may be the
-    /// first to go on: then the device process has the second half to answer.
+    /// Called after each half; returns true after the second one. If both processes were frozen
+    /// together, the supervisor may run again first: then the device process has the second half to
+    /// answer.
     pub(super) fn is_over(&mut self) -> bool {
         self.asked = self.asked.map(|(number, _)| (number, Instant::now()));
         std::mem::replace(&mut self.is_late, true)

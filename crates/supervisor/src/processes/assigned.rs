@@ -29,7 +29,7 @@ pub(super) struct AssignedDevice {
     pub(super) connected: Connected,
     pub(super) counts: Arc<Counts>,
     pub(super) net: Option<Arc<OwnedPort>>,
-    /// The queue of its privileged requests, of which one at a time is served.
+    /// The queue of the device's privileged requests. The request server serves one at a time.
     pub(super) asks: mpsc::Sender<PendingRequest>,
     /// The sockets and journals of the device's front-ends.
     pub(super) journals: Arc<JournalStore>,
@@ -43,9 +43,9 @@ pub(super) struct ServedSwitch {
     pub(super) host: Arc<SwitchHost>,
     /// True once the switch was sent to the process.
     pub(super) is_given: watch::Sender<bool>,
-    /// The ports that the process was told of, with their numbers. Locked while ports are sent.
+    /// The ports that were sent to the process, with their numbers. Locked while ports are sent.
     pub(super) told: tokio::sync::Mutex<BTreeMap<String, u64>>,
-    /// The queue of requests for the uplink, of which one at a time is served.
+    /// The queue of privileged requests for the uplink. The request server serves one at a time.
     asks: Mutex<Option<mpsc::Sender<PendingRequest>>>,
     pub(super) asked: Mutex<Option<mpsc::Receiver<PendingRequest>>>,
 }
@@ -62,12 +62,13 @@ impl ServedSwitch {
         self.host.uplink()
     }
 
-    /// Queues a request for the uplink. False: the request before it was not answered.
+    /// Queues a request for the uplink. Returns false if the queue is full: an earlier request
+    /// still waits.
     pub(super) fn ask(&self, request: PendingRequest) -> bool {
         lock(&self.asks).as_ref().is_some_and(|asks| asks.try_send(request).is_ok())
     }
 
-    /// Serves no further request for the uplink.
+    /// Closes the queue of requests for the uplink.
     pub(super) fn closes_asks(&self) {
         *lock(&self.asks) = None;
     }
@@ -76,7 +77,7 @@ impl ServedSwitch {
 /// The objects that the supervisor passes from one device process of a domain to the next.
 #[derive(Clone, Debug)]
 pub(super) struct DomainMembers {
-    /// Closes descriptors that a device process sent and may not send.
+    /// Closes the descriptors that came with reports which may carry none.
     pub(super) janitor: Arc<Janitor>,
     pub(super) stderr_relay: Arc<StderrRelay>,
     /// Descriptors that the supervisor keeps for the domain's sessions beyond the reserves of its

@@ -171,7 +171,8 @@ impl Starter {
             match order {
                 Ok(Order::DeviceProcess { arguments, spawned }) => {
                     let _ = spawned.send(self.process(&arguments));
-                    // A process that few domains need is not kept warm.
+                    // Only a few domains need a process with other than the usual options: keep
+                    // none of these warm.
                     if are_usual(&arguments) {
                         self.wanted = Some(arguments);
                     }

@@ -1,5 +1,5 @@
-//! `Changes`: changes and takeovers exclude each other, since the next supervisor has read its
-//! configuration when it takes over.
+//! `Changes`: a change and a takeover exclude each other. The next supervisor has read its
+//! configuration before it takes over, and would not know of the change.
 
 use super::Processes;
 use manyring_serve::times::HANDOFF_END;
@@ -12,12 +12,13 @@ use tokio::time::timeout;
 pub(super) struct Changes {
     /// Read-locked by each change, and write-locked by a takeover.
     lock: Arc<RwLock<()>>,
-    /// The devices whose ends changes wait for.
+    /// The names of the devices that must stop before a change continues.
     awaited: Mutex<Vec<String>>,
 }
 
 impl Changes {
-    /// Locks for a takeover: changes that have begun are waited for, and no other begins.
+    /// Waits until all changes that have begun are done, and takes the lock that keeps others from
+    /// beginning.
     ///
     /// # Errors
     /// One line: a change takes longer than a takeover waits.
@@ -25,7 +26,7 @@ impl Changes {
         if let Ok(alone) = timeout(HANDOFF_END, self.lock.clone().write_owned()).await {
             return Ok(alone);
         }
-        /// Devices that the message names.
+        /// The most devices that the message names.
         const NAMED_MAX: usize = 8;
         let mut devices = self.awaited();
         if devices.is_empty() {
@@ -40,26 +41,25 @@ impl Changes {
         Err(format!("a change waits for devices that stop: {devices}; try again later"))
     }
 
-    /// The devices whose ends changes wait for.
+    /// Returns the names of the devices that must stop before a change continues.
     pub(super) fn awaited(&self) -> Vec<String> {
         self.awaited.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 }
 
 impl Processes {
-    /// Locks for a change. Waits while another supervisor takes over, and returns only if the
-    /// takeover fails.
+    /// Takes the lock that keeps a takeover from beginning during a change. While another
+    /// supervisor takes over, this waits, and returns only if the takeover fails.
     pub(crate) async fn change(&self) -> OwnedRwLockReadGuard<()> {
         self.changes.lock.clone().read_owned().await
     }
 
-    /// Locks for a change as `change` does, without waiting. `None`: another supervisor takes
-    /// over.
+    /// Takes the lock as `change` does, without waiting. `None`: another supervisor takes over.
     pub fn change_now(&self) -> Option<OwnedRwLockReadGuard<()>> {
         self.changes.lock.clone().try_read_owned().ok()
     }
 
-    /// Notes the devices whose ends changes wait for.
+    /// Stores the names of the devices that must stop before a change continues.
     pub(crate) fn changes_wait_for(&self, devices: Vec<String>) {
         *self.changes.awaited.lock().unwrap_or_else(PoisonError::into_inner) = devices;
     }

@@ -1,4 +1,5 @@
-//! The supervisor's side of a device in a device process: listens, and hands front-ends over.
+//! `Front`: the supervisor's part of a vhost-user device that a device process serves. It accepts
+//! the device's clients, gives the device to a device process, and hands the clients over.
 
 mod handing_off;
 mod reclaim;
@@ -125,8 +126,8 @@ async fn stopped(stop: &mut watch::Receiver<bool>) {
     let _ = stop.wait_for(|stop| *stop).await;
 }
 
-/// Goes on with the front-ends that another supervisor handed over. The domain of the first
-/// front-end has the device; a front-end of another domain waits, as it did there.
+/// Stores the front-ends that another supervisor handed over. The device belongs to the domain of
+/// the first one. Returns a front-end of another domain, which waits here as it did there.
 fn inherited(
     processes: &Processes,
     journals: &JournalStore,
@@ -145,7 +146,8 @@ fn inherited(
     waiting
 }
 
-/// Returns when a front-end has lost its device process.
+/// Returns when the device has a front-end and no running device process: it has ended, or none was
+/// given the device yet.
 async fn orphaned(journals: &JournalStore, process: Option<&Arc<DeviceProcess>>) {
     match process {
         _ if !journals.is_used() => std::future::pending().await,
@@ -154,7 +156,8 @@ async fn orphaned(journals: &JournalStore, process: Option<&Arc<DeviceProcess>>)
     }
 }
 
-/// Returns when the client that waits can be handed over: no user of another domain has the device.
+/// Returns when the waiting client can be handed to a device process: no front-end of another
+/// domain uses the device, and the journal store may have one more front-end.
 async fn ready(journals: &JournalStore, owner: Option<&String>, waiting: Option<&Waiting>) {
     match waiting {
         None => std::future::pending().await,
@@ -165,7 +168,7 @@ async fn ready(journals: &JournalStore, owner: Option<&String>, waiting: Option<
     }
 }
 
-/// A front-end that has connected and is in no journal store yet.
+/// A client that has connected, and is not in the journal store yet.
 pub(super) struct Waiting {
     pub socket: Arc<ForeignFd>,
     /// The domain of its user.
@@ -180,11 +183,12 @@ struct Front<'a> {
     counts: Arc<Counts>,
     /// The request servers of a network device or disk, which end with the device process.
     request_servers: JoinSet<Option<Ending>>,
-    /// Handles that tell whether requests of former device processes are still in flight.
+    /// For former device processes: handles that tell whether their requests are still in flight.
     endings: Vec<Arc<Ending>>,
-    /// The lock marks of the device process that has the device, while a request server runs.
+    /// The lock marks of the device process that was given the device, while its request server
+    /// runs.
     marks: Weak<Marks>,
-    /// The device process that has the device.
+    /// The device process that was given the device; `None`: none has it.
     process: Option<Arc<DeviceProcess>>,
     /// Pidfds of an earlier supervisor's device processes that have not ended, counted in the
     /// budget of front-ends.
@@ -195,7 +199,7 @@ struct Front<'a> {
     owner: Option<String>,
     /// The client that has connected. Further clients stay in the kernel's backlog.
     waiting: Option<Waiting>,
-    /// Requests for which the device process ends first.
+    /// Requests to hand the device over, or to shrink its disk. Both end the device process first.
     asks: mpsc::Receiver<Asked>,
     /// The device ends with its first session.
     is_single: bool,
@@ -211,7 +215,7 @@ enum Next {
     Orphaned,
     /// The only session of the device has ended.
     Over,
-    /// The front-end has left, and may be connected to again.
+    /// The front-end to which the supervisor had connected has left: connect to it again.
     Free,
     /// The device goes to another supervisor, or its disk becomes smaller.
     Asked(Asked),
@@ -226,8 +230,9 @@ struct DeviceGrant {
 }
 
 impl Front<'_> {
-    /// Waits for the next event: first requests, then front-ends that lost their device process,
-    /// then clients. One client waits here; further clients stay in the kernel's backlog.
+    /// Waits for the next event. Of several, requests come first, then the end of the device
+    /// process, then clients. One client waits in `waiting`; further clients stay in the kernel's
+    /// backlog.
     async fn next(&mut self, source: &mut Source) -> Next {
         let is_paused = self.processes.is_paused();
         if is_paused {
@@ -328,14 +333,15 @@ impl Front<'_> {
     async fn tell(&self, process: &DeviceProcess, handing: Handing) {
         tokio::select! {
             () = process.connect(handing) => {}
-            // The process may have only a part of the clients: the next process gets all of them.
+            // The process may have got only some of the clients: end it, so that the next process
+            // gets all of them.
             () = self.processes.paused() => {
                 process.leave("a takeover by another daemon is under way");
             }
         }
     }
 
-    /// Has the next device process go on with the front-ends of a process that ended.
+    /// Hands the front-ends of a device process that has ended to the next device process.
     async fn go_on(&mut self) {
         let Some(owner) = self.owner.clone() else { return };
         if self.process.as_ref().is_some_and(|process| !process.has_yielded()) {
@@ -359,7 +365,8 @@ impl Front<'_> {
         self.part.view.connected.send_replace(false);
     }
 
-    /// Returns the device process of a domain once it has the device. `None`: it did not get it.
+    /// Returns the device process of a domain, after giving it the device if it does not have it.
+    /// `None`: giving it the device failed, or a takeover is under way.
     async fn given(&mut self, domain: &str) -> Option<Arc<DeviceProcess>> {
         let device = self.wanted.plan().name.as_str();
         loop {
@@ -386,8 +393,8 @@ impl Front<'_> {
     }
 
     /// Makes the disk smaller when no request of a device process is in flight: a write in flight
-    /// would make the file grow again. The next device process goes on with the front-ends, whose
-    /// guests get a configuration change.
+    /// would make the file grow again. The next device process serves the same front-ends, and
+    /// notifies their guests of the new size.
     async fn shrink(&mut self, size: u64) -> Result<u64, Errno> {
         let Some(disk) = self.part.owned.as_disk().cloned() else { return Err(Errno::OPNOTSUPP) };
         let ended = timeout(SHRINK, async {
@@ -409,6 +416,8 @@ impl Front<'_> {
         Ok(format!("{ANY_USER}{}", peer.uid.as_raw()))
     }
 
+    /// Gives the device to a device process, and starts its request server. Before that, waits
+    /// until former device processes have no request in flight and no descriptor of the device.
     async fn give(&mut self, process: &Arc<DeviceProcess>) -> Result<(), String> {
         let processes = self.processes;
         // Same domain: reads that the former process left in flight may still write into this
@@ -442,7 +451,8 @@ impl Front<'_> {
         let (net, journals) = (self.net().cloned(), self.journals.clone());
         let limits = self.processes.limits();
         let device = self.wanted.plan().name.clone();
-        // Sent before the first client, so that its guest never sees an outdated link or limit.
+        // Send limit and link state before the first client, so that its guest never sees outdated
+        // ones.
         let mut more = vec![limits.borrow().of(&device)];
         more.extend(net.as_deref().map(request_server::command));
         let given = AssignedDevice { connected, counts, net, asks, journals, xen: None };
@@ -452,7 +462,8 @@ impl Front<'_> {
             }
             () = self.processes.paused() => return Err(TAKEN_OVER.to_owned()),
         }
-        // Nothing is awaited since: a front that is stopped here takes the device back.
+        // There is no await between `give` and this line: a front that is stopped must know the
+        // process that got the device, to take the device back.
         self.process = Some(process.clone());
         let Part { owned, remote, .. } = self.part.clone();
         let (process, marks) = (process.clone(), marks.map(Arc::new));
@@ -469,7 +480,8 @@ impl Front<'_> {
         self.part.owned.as_port()
     }
 
-    /// The spec and file descriptors by which a device process serves the device now.
+    /// Makes the spec and opens the file descriptors by which a device process serves the device
+    /// now.
     async fn grant(&self) -> Result<DeviceGrant, String> {
         match (self.wanted, &self.part.owned) {
             (Wanted::Blk(blk), Owned::Disk(host)) => {

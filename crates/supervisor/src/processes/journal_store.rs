@@ -27,13 +27,15 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-/// Sessions of a device whose descriptors may be kept: one begins while those before it still end.
+/// The most sessions of a device whose descriptors are stored at a time: one begins while earlier
+/// ones still end.
 const SESSIONS_MAX: usize = 4;
 /// Most front-ends of a device, each with a journal: one is served, some wait in the device
-/// process, and some have left while their end is not reported yet. Another one waits.
+/// process, and some have left while their end is not reported yet. A further front-end is not
+/// handed over until one of these is gone.
 const CLIENTS_MAX: usize = 8;
-/// How many device processes in a row may die, each within [`PROCESS_BRIEF`](PROCESS_BRIEF), before
-/// their front-end is released.
+/// How many device processes in a row may die, each within [`PROCESS_BRIEF`](PROCESS_BRIEF) after
+/// it got a front-end, before that front-end is disconnected.
 const BRIEF_LIVES_MAX: u32 = 8;
 
 /// Descriptors that are reserved for a session, beside three for each queue: its socket, its
@@ -54,7 +56,7 @@ pub(super) struct JournalStore {
     /// Reserves the descriptors that a session of the device needs.
     reserve: Reserve,
     kept: Mutex<Kept>,
-    /// How many front-ends there are.
+    /// The number of front-ends.
     count: watch::Sender<usize>,
 }
 
@@ -67,7 +69,7 @@ struct Kept {
 
 impl Kept {
     fn remove(&mut self, number: u64) {
-        // The janitor closes its descriptors.
+        // Dropping the client passes its descriptors to the janitor, which closes them.
         if let Some(client) = self.clients.remove(&number) {
             self.fds -= client.fds();
         }
@@ -80,7 +82,8 @@ struct Client {
     journal: Arc<ForeignFd>,
     /// The descriptors that its journal names.
     named: BTreeMap<u64, Vec<Arc<ForeignFd>>>,
-    /// The budget had no room for its descriptors: the front-end cannot outlive its device process.
+    /// The budget had no room for descriptors of its journal, so its session cannot be resumed if
+    /// the device process dies.
     is_lost: bool,
     /// How many device processes in a row died soon after they got this front-end.
     brief_lives: u32,
@@ -110,6 +113,7 @@ impl JournalStore {
         self.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Wraps a descriptor so that the device's janitor closes it, and counts it in `room`.
     fn adopt(&self, fd: OwnedFd, room: &mut FdRoom) -> Arc<ForeignFd> {
         Arc::new(self.origin.adopt(fd, room))
     }
@@ -119,8 +123,8 @@ impl JournalStore {
         self.queues
     }
 
-    /// Takes the socket of a front-end that has connected. The janitor closes the socket, since the
-    /// kernel closes unread messages' descriptors with it.
+    /// Takes the socket of a client that has connected. The janitor will close the socket: the
+    /// kernel then also closes the descriptors in unread messages, which may block.
     pub(super) fn hold(&self, socket: OwnedFd) -> Arc<ForeignFd> {
         // The domain of the front-end is not known yet, so no domain's surplus is used.
         self.hold_for(socket, &Surplus::default())
@@ -131,19 +135,19 @@ impl JournalStore {
         self.adopt(socket, &mut room.unwrap_or(FdRoom::none()))
     }
 
-    /// Keeps the socket of a front-end, and gives it a number and a journal. `surplus`: that of
-    /// the front-end's domain.
+    /// Stores the socket of a front-end with a new journal, and returns the number of the
+    /// front-end. `surplus`: the surplus of descriptors of the front-end's domain.
     ///
     /// # Errors
-    /// The system has no memfd for its journal.
+    /// Creating the memfd of the journal failed.
     pub(super) fn add(&self, socket: Arc<ForeignFd>, surplus: &Surplus) -> Result<u64, Errno> {
         let journal = sealed("journal", journal_layout::file_size(entries_max(self.queues)))?;
         Ok(self.add_with(socket, journal, surplus))
     }
 
     fn add_with(&self, socket: Arc<ForeignFd>, journal: OwnedFd, surplus: &Surplus) -> u64 {
-        // A number is used once: a device process may still report a front-end of a removed device
-        // with the same name.
+        // No number is used twice: a device process may still send reports about a front-end of a
+        // removed device, and the new device may have the same name.
         let number = NUMBERS.fetch_add(1, Ordering::Relaxed);
         let client = Client {
             socket,
@@ -159,23 +163,24 @@ impl JournalStore {
         number
     }
 
-    /// Forgets a front-end: its session is over, or it was refused.
+    /// Drops a front-end whose session is over or which the device process refused.
     pub(super) fn forget(&self, number: u64) {
         let mut kept = self.lock();
         kept.remove(number);
         self.count.send_replace(kept.clients.len());
     }
 
-    /// Releases all front-ends: their connections end when the device process has ended, too.
+    /// Drops all front-ends. Their connections end when the device process has closed its copies of
+    /// the sockets, too.
     pub(super) fn forget_all(&self) {
         let mut kept = self.lock();
         *kept = Kept::default();
         self.count.send_replace(0);
     }
 
-    /// Releases the front-ends for whose journals a device process sent a descriptor of this file;
-    /// true if there are any. Only the kernel is asked for the names of the files, so this waits
-    /// for no file system.
+    /// Drops the front-ends for whose journals a device process sent a descriptor of this file;
+    /// returns true if there are any. Files are compared by their links in /proc/self/fd, so this
+    /// waits for no file system.
     pub(super) fn forget_journals(&self, file: BorrowedFd<'_>) -> bool {
         let Some(name) = name_of(file) else { return false };
         let fds_of =
@@ -202,7 +207,7 @@ impl JournalStore {
         let _ = self.count.subscribe().wait_for(|count| *count < CLIENTS_MAX).await;
     }
 
-    /// The descriptors that are set apart and free.
+    /// The number of reserved descriptors that are free.
     #[cfg(test)]
     pub(super) fn part(&self) -> usize {
         self.reserve.free()
@@ -218,11 +223,12 @@ impl JournalStore {
         self.origin.janitor().room().await;
     }
 
-    /// Keeps descriptors of a session under a name, and closes others. `surplus`: that of the
-    /// domain of the device process.
+    /// Stores descriptors of a session under `name`, and closes those under the names in `release`.
+    /// `surplus`: the surplus of descriptors of the device process's domain.
     ///
     /// # Errors
-    /// One line: no device process of this version sends such a report.
+    /// One line: the report breaks a rule that every device process keeps, so this one is
+    /// compromised.
     pub(super) fn keep(
         &self,
         number: u64,
@@ -235,8 +241,8 @@ impl JournalStore {
         let room = self.reserve.room(fds.len(), surplus).filter(|_| !has_xdp);
         let has_room = room.is_some();
         let mut room = room.unwrap_or(FdRoom::none());
-        // Before any check: the janitor closes the descriptors, even those of a report that is
-        // refused.
+        // Adopt the descriptors before any check: the janitor must close even those of a report
+        // that is refused.
         let fds: Vec<_> = fds.into_iter().map(|fd| self.adopt(fd, &mut room)).collect();
         if fds.len() > ENTRY_FDS_MAX || fds.is_empty() == name.is_some() {
             return Err(format!("{} descriptors of a session named {name:?}", fds.len()));
@@ -244,7 +250,7 @@ impl JournalStore {
         let mut kept = self.lock();
         let most = entries_max(self.queues);
         let Kept { clients, fds: held } = &mut *kept;
-        // Reports about a front-end that was released may still arrive.
+        // Reports about a front-end that was dropped may still arrive.
         let Some(client) = clients.get_mut(&number) else { return Ok(()) };
         for name in release {
             *held -= client.named.remove(name).map_or(0, |fds| fds.len());
@@ -259,8 +265,8 @@ impl JournalStore {
                 let problem = if has_xdp { xdp } else { few };
                 tracing::warn!(device = self.device, kept = *held, "{problem}");
             }
-            // Keep none of these descriptors: without room in the budget, nothing would bound how
-            // many there are.
+            // Store none of these descriptors: without room in the budget, nothing would bound
+            // their number.
             return Ok(());
         }
         if *held > SESSIONS_MAX * most {
@@ -277,14 +283,15 @@ impl JournalStore {
         }
     }
 
-    /// The messages that hand front-end `number`, which has just connected, to a device process.
+    /// Makes the messages that hand front-end `number`, which has just connected, to a device
+    /// process.
     pub(super) fn handing(&self, number: u64) -> Handing {
         let mut kept = self.lock();
         kept.clients.get_mut(&number).map(|client| self.command(number, client)).unwrap_or_default()
     }
 
-    /// The device process of the front-ends has died. Front-ends with which no device process can
-    /// go on are released.
+    /// Called when the device process of the front-ends has died. Drops the front-ends whose
+    /// sessions the next device process cannot resume.
     pub(super) fn orphan(&self) {
         let mut kept = self.lock();
         let Kept { clients, fds } = &mut *kept;
@@ -305,14 +312,15 @@ impl JournalStore {
         self.count.send_replace(kept.clients.len());
     }
 
-    /// The messages that hand all front-ends to the next device process.
+    /// Makes the messages that hand all front-ends to the next device process.
     pub(super) fn handings(&self) -> Handing {
         let mut kept = self.lock();
         let clients = kept.clients.iter_mut();
         clients.flat_map(|(number, client)| self.command(*number, client)).collect()
     }
 
-    /// Keeps a front-end that another supervisor handed over. `surplus`: that of its domain.
+    /// Stores a front-end that another supervisor handed over. `surplus`: the surplus of
+    /// descriptors of its domain.
     pub(super) fn inherit(&self, adopted_session: AdoptedSession, surplus: &Surplus) {
         let AdoptedSession { socket, journal, named, .. } = adopted_session;
         let socket = self.hold_for(socket, surplus);
@@ -336,7 +344,8 @@ impl JournalStore {
         tracing::warn!(device = self.device, problem, "resuming a front-end failed");
     }
 
-    /// The messages that hand all front-ends, which belong to `domain`, to another supervisor.
+    /// Makes the messages that hand all front-ends to another supervisor. `domain`: the domain of
+    /// all of them.
     pub(super) fn share(&self, domain: &str) -> DeviceHandoff {
         let left = |(command, fds)| match command {
             Command::SavedFds { device, named } => {
@@ -375,7 +384,7 @@ impl JournalStore {
     }
 }
 
-/// The name by which the kernel shows the file of a descriptor.
+/// Returns the link of a descriptor in /proc/self/fd: the path of its file.
 fn name_of(fd: BorrowedFd<'_>) -> Option<PathBuf> {
     std::fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd())).ok()
 }

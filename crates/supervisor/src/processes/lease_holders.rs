@@ -7,10 +7,10 @@
 //! divider       reads what processes have used, and writes what they are granted: every 10 ms
 //!               while a device of the group works, else when a process rings
 //! ```
-//! A group whose devices are all in one process has no lease: that process counts by the clock.
-//! The process gets a lease when another process has a device of the group, and keeps it as long
-//! as it lives, even while it has no device of the group. Creating a lease reads /proc, and
-//! reading a file that a process writes may be slow: the control thread does neither.
+//! If all devices of a group are in one process, the process has no lease: it applies the group's
+//! full rates by itself. It gets a lease when another process has a device of the group, and keeps
+//! the lease as long as it lives, even while it has no device of the group. Creating a lease reads
+//! /proc, and reading a file that a process writes may be slow: the control thread does neither.
 
 use super::process::DeviceProcess;
 use manyring_config::plan::GroupPlan;
@@ -34,6 +34,7 @@ const TICK_NS: u64 = 9_500_000;
 #[derive(Clone, Debug, Default)]
 pub(super) struct Leases(Arc<Mutex<Registry>>);
 
+/// The groups, and the eventfd that wakes the divider.
 #[derive(Debug, Default)]
 struct Registry {
     groups: BTreeMap<String, Arc<Shared>>,
@@ -55,15 +56,16 @@ struct Shared {
 struct Part {
     process: Arc<DeviceProcess>,
     members: AtomicU64,
-    /// `None`: the process counts by the clock.
+    /// `None`: the process applies the group's full rates by itself.
     lease: Mutex<Option<Arc<LeaseFiles>>>,
     /// True if the process has a lease, or gets one.
     is_leased: AtomicBool,
-    /// The process's share and last usages. Only the divider uses these.
+    /// What the divider knows of the process: its account in the group, and the last usages that it
+    /// reported. Only the divider's thread uses these.
     said: Mutex<(Account, Usages)>,
 }
 
-/// A device process has a device of a group as long as this lives.
+/// Counts one device of a group for a device process, as long as this value exists.
 #[derive(Debug)]
 struct Membership {
     leases: Leases,
@@ -79,8 +81,7 @@ pub(super) struct InGroup {
 }
 
 impl InGroup {
-    /// Follows a command to the process: the device is in the group that the command names from
-    /// now on.
+    /// Moves the device to the group that a command `Limit` to the process names.
     pub(super) fn follow(&mut self, command: &Command, process: &Arc<DeviceProcess>) {
         let Command::Limit { group, .. } = command else { return };
         let group = group.as_ref().map(|group| &group.name);
@@ -99,7 +100,7 @@ impl Drop for Membership {
         if lock(&shared.parts).is_empty() {
             registry.groups.remove(&self.group);
         }
-        // The divider gives its share to the other processes.
+        // The divider then grants the time of this device to the other processes.
         registry.ring();
     }
 }
@@ -113,7 +114,7 @@ impl Leases {
         lock(&self.0)
     }
 
-    /// For a device that is in no group yet.
+    /// Returns the membership of a device that is in no group yet.
     pub(super) fn of_device(&self) -> InGroup {
         InGroup { leases: self.clone(), membership: None }
     }
@@ -192,7 +193,8 @@ impl Registry {
 }
 
 impl Shared {
-    /// Forgets processes without a device of the group, if they have no lease of it or have ended.
+    /// Drops the processes that have no device of the group any more, and have no lease or have
+    /// ended.
     fn forget(&self) {
         let is_in = |part: &Arc<Part>| {
             let is_kept = part.is_leased.load(Ordering::Relaxed) && part.process.serves();
@@ -219,8 +221,8 @@ impl Part {
         }
     }
 
-    /// Gives the process a lease. Without one the process would count by the clock beside the
-    /// others of the group, so this is retried until the process ends.
+    /// Gives the process a lease. Without a lease the process would use the group's full rates
+    /// beside the other processes, so this retries until the process ends.
     async fn lease(self: Arc<Self>, group: String, leases: Leases) {
         let process = self.process.clone();
         let mut is_told = false;
@@ -254,13 +256,13 @@ struct Dividing {
     groups: Vec<Divided>,
 }
 
-/// A group as the thread knows it.
+/// A group of which the divider's thread divides the time.
 struct Divided {
     shared: Arc<Shared>,
     divider: Divider,
     is_awake: bool,
     ticks_at_ns: u64,
-    /// Number of processes with a lease when the group was woken last.
+    /// The number of processes with a lease when the group was last woken.
     seen: usize,
 }
 
@@ -271,7 +273,8 @@ impl Dividing {
                 let _ = rustix::io::read(&self.wakes, &mut [0; 8]);
                 self.look();
             }
-            // Only at its time: a process that rings without end must not cause more ticks.
+            // Tick a group only when its tick is due: a process that rings all the time must not
+            // cause more ticks.
             let is_due =
                 |group: &&mut Divided| group.is_awake && clock_now_ns() >= group.ticks_at_ns;
             self.groups.iter_mut().filter(is_due).for_each(Divided::tick);

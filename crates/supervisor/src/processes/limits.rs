@@ -1,7 +1,6 @@
-//! Limits per second of devices in device processes, as the operator set them. A device process
-//! counts the work of its devices against their limits. If all devices of a group are in one
-//! process, that process counts for the group; if not, each process has a lease
-//! (`lease_holders.rs`).
+//! The operator's limits per second for devices in device processes. A device process applies the
+//! limits of its devices itself. It also applies the limit of a group if it has all devices of the
+//! group; otherwise each process with devices of the group has a lease (`lease_holders.rs`).
 
 use super::Processes;
 use manyring_config::plan::{GroupPlan, LimitPlan};
@@ -61,7 +60,7 @@ impl Processes {
     }
 }
 
-/// Rates for a command.
+/// Converts rates for a command.
 fn said(Rates { ops, bytes, burst_ms }: Rates) -> LimitRates {
     LimitRates { ops, bytes, burst_ms }
 }

@@ -1,12 +1,12 @@
-//! `Measuring`: the supervisor gets to know the export of an NBD server without reading what the
-//! server sends. A process with the rights of a device process, and without a device, negotiates on
-//! a socket of the supervisor, answers, and is killed.
+//! `Measuring`: asks an NBD server for the size and flags of an export. The supervisor connects,
+//! but parses no byte of the server: it starts a process with the rights of a device process and
+//! hands it the socket. The process negotiates with the server, reports the export, and is killed.
 //!
 //! The process reads what a hostile server may send, so it counts as compromised. It may send two
-//! reports: that it is ready, and its answer. Any other report, or an unexpected descriptor, ends
-//! it. A janitor thread closes the descriptors that it sent, since it chose how long a close
-//! takes. The next process of the same disk starts when these are closed and the process itself
-//! has ended.
+//! reports: that it is ready, and its answer. After any other report, or an unexpected descriptor,
+//! the supervisor kills it. A janitor thread closes the descriptors that the process sent, since it
+//! can make a close take long. The next process of the same disk starts when these are closed and
+//! this process has ended.
 
 use super::begin::{self, Spawned};
 use super::stderr_relay::StderrRelay;
@@ -30,7 +30,7 @@ use tokio::io::Interest;
 use tokio::runtime::Handle;
 use tokio::time::timeout;
 
-/// Most disks that are remembered after their measurement.
+/// The most disks whose state is kept after their measurement.
 const DISKS_MAX: usize = 4096;
 
 /// Starts a process for each measurement.
@@ -42,14 +42,14 @@ pub(crate) struct Measuring {
     disks: Mutex<HashMap<String, Arc<Measured>>>,
 }
 
-/// The state that one measuring process of a disk leaves to the next one.
+/// The state that all measuring processes of a disk share, one after another.
 #[derive(Debug)]
 struct Measured {
     /// The name of the processes.
     name: String,
     /// Closes the descriptors that the processes have sent.
     janitor: Arc<Janitor>,
-    /// Bounds how much the processes log, over all starts.
+    /// Bounds how much these processes log, together.
     stderr_relay: Arc<StderrRelay>,
     /// Held from the start of a process to its end.
     turn: tokio::sync::Mutex<()>,
@@ -104,14 +104,14 @@ impl Measurer for Measuring {
     }
 }
 
-/// A failure of this host, not of the server.
+/// Makes the error for a failure of this host, not of the server.
 fn failed(problem: String) -> NbdFailure {
     let text = format!("is not asked for its disk: {problem}");
     NbdFailure { text, is_limit: false, passes: true }
 }
 
 impl Measured {
-    /// Starts a process, passes its answer to `tell`, and looks after the process until it has
+    /// Starts a process, passes its answer to `tell`, kills the process, and returns when it has
     /// ended.
     async fn found(
         &self,
@@ -192,7 +192,8 @@ async fn answer(
         let came = channel.receive().await.map_err(|error| error.to_string())?;
         let (bytes, fds) = came.ok_or("its process has ended")?;
         match message::parse(&bytes).map_err(|error| error.to_string())? {
-            // A descriptor of a file in /proc comes with it, which nobody needs here.
+            // `Ready` carries a descriptor of the process's /proc/self/stat, which is not needed
+            // here.
             Report::Ready {} if !is_ready && fds.len() <= 1 => is_ready = true,
             Report::Export { found } if fds.is_empty() => return Ok(found),
             _ => return Err("its process answers something else".to_owned()),

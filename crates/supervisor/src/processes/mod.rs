@@ -11,7 +11,7 @@
 //! begin.rs            starts processes
 //! request_server.rs   serves requests   <-  supervisor_client.rs  asks for what needs rights
 //! journal_store.rs    keeps journals    <-  session_journal.rs    writes the journal of a session
-//! lease_holders.rs    divides limits    <-  lease_file.rs         what it was granted and used
+//! lease_holders.rs    divides limits    <-> lease_file.rs         its grant, and what it used
 //! measuring.rs        has disks measured    device_process/nbd.rs talks to the server of a disk
 //! xen_front.rs        hands disks over  <-> xen_line.rs           checks the answers
 //! switches.rs         tells of ports,   ->  device_process/switch.rs
@@ -23,10 +23,11 @@
 //! handoff/            source.rs hands over to destination.rs in the next one, by protocol.rs
 //! process/quiesce.rs  a device process stops, and its front-ends stay connected
 //! ```
-//! The supervisor reads no byte that a front-end sends to a device process, and maps none of its
-//! memory. Its control thread waits for no device process: commands wait in a bounded queue, and a
-//! device process that does not read them is killed. Reports are checked as a hostile peer's
-//! messages. A device process that dies is started again, and its front-ends go on after a pause.
+//! The supervisor reads no byte that a front-end sends to a device process, and maps no guest
+//! memory. The control thread never blocks on a device process: commands wait in a bounded queue,
+//! and a device process that does not read them is killed. The supervisor checks reports as the
+//! messages of a hostile peer. A device process that dies is started again; its front-ends stay
+//! connected, and their guests see a pause.
 
 mod answer_deadline;
 mod assigned;
@@ -92,9 +93,9 @@ use tokio::time::Instant;
 #[derive(Clone, Debug)]
 pub struct Processes {
     kept: Arc<Mutex<BTreeMap<String, Serving>>>,
-    /// The options of each device process.
+    /// The command line of each device process.
     arguments: Arc<[OsString]>,
-    /// The options of device processes for Xen guests.
+    /// The command line of device processes for Xen guests.
     xen_arguments: Arc<[OsString]>,
     limits: Arc<watch::Sender<Arc<Limits>>>,
     leases: Leases,
@@ -108,7 +109,7 @@ pub struct Processes {
     changes: Arc<Changes>,
     budgets: Arc<Budgets>,
     switches: Switches,
-    /// Front-ends that an earlier supervisor handed over, by device.
+    /// Front-ends that an earlier supervisor handed over and no front has taken yet, by device.
     adopted_sessions: Arc<Mutex<HashMap<String, Vec<AdoptedSession>>>>,
     /// Processes and requests of an earlier supervisor that have not ended, by device.
     lingering_io: Arc<Mutex<HashMap<String, LingeringIo>>>,
@@ -125,7 +126,8 @@ struct Xen {
     is_there: watch::Receiver<bool>,
 }
 
-/// A request to the front of a device, for which its device process ends.
+/// A request to the front of a device. The front ends the device process, and then carries the
+/// request out.
 #[derive(Debug)]
 enum Asked {
     /// Hand the device to another supervisor.
@@ -141,14 +143,16 @@ struct Registered {
     asks: mpsc::Sender<Asked>,
     /// The domain that the plan gives the device.
     domain: String,
-    /// The workers that a process must have, so that the chosen ones serve the device's queues.
+    /// The least number of workers that its device process must have: one more than the highest
+    /// number in `queue_workers`.
     workers: usize,
 }
 
+/// The device process of a domain, with the history of its starts.
 #[derive(Debug)]
 struct Serving {
     process: Arc<DeviceProcess>,
-    /// The workers that the process was started for.
+    /// The number of workers that the domain's devices needed when the process was started.
     workers: usize,
     started: Instant,
     starts: u64,
@@ -157,7 +161,7 @@ struct Serving {
 }
 
 impl Processes {
-    /// `arguments`: the options of each device process. `handoff`: the state that an earlier
+    /// `arguments`: the command line of each device process. `handoff`: the state that an earlier
     /// supervisor handed over. `switches`: the switches of the supervisor.
     pub(crate) fn new(arguments: Vec<OsString>, handoff: &mut Handoff, switches: Switches) -> Self {
         handoff.lingering_io.values_mut().for_each(LingeringIo::count);
@@ -180,7 +184,8 @@ impl Processes {
         }
     }
 
-    /// Reserves the file descriptors that sessions of a device need, before the device is served.
+    /// Reserves the file descriptors that sessions of a device need, before the device is served:
+    /// descriptors of other devices' front-ends could use up all that the process may open.
     pub(crate) fn set_apart(&self, device: &str, queues: usize) {
         self.budgets.set_apart(device, queues);
     }
@@ -203,8 +208,8 @@ impl Processes {
         (asked, self.adopted_sessions().remove(&device.name).unwrap_or_default())
     }
 
-    /// The workers that a process of `domain` must have, so that the chosen ones serve the queues
-    /// of all devices that the process may be given.
+    /// Returns the least number of workers that a process of `domain` must have, so that each
+    /// device which it may be given has the workers of its `queue_workers`.
     fn workers_for(&self, domain: &str) -> usize {
         let fronts = self.fronts.lock().unwrap_or_else(PoisonError::into_inner);
         let may_be_given = |of: &&Registered| {
@@ -214,8 +219,9 @@ impl Processes {
         fronts.values().filter(may_be_given).map(|of| of.workers).max().unwrap_or(0)
     }
 
-    /// Registers the disks of a Xen for handoffs, as long as the receiver lives. The sender says
-    /// whether the connection to xenstore is up.
+    /// Registers the disks of a Xen for handoffs, until the receiver is dropped. Returns the queue
+    /// of handoff requests, and the sender by which the caller reports whether its connection to
+    /// xenstore is up.
     pub(crate) fn register_xen(
         &self,
         name: &str,
@@ -257,7 +263,8 @@ impl Processes {
         self.adopted_sessions.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Processes and requests of an earlier supervisor that may still use the device.
+    /// Takes the handles of an earlier supervisor's processes and requests that may still use the
+    /// device.
     fn lingering_io(&self, device: &str) -> LingeringIo {
         let mut lingering_io = self.lingering_io.lock().unwrap_or_else(PoisonError::into_inner);
         lingering_io.remove(device).unwrap_or_default()
@@ -281,8 +288,8 @@ impl Processes {
     }
 
     /// Makes a disk in a device process smaller. The device process ends first, so that no request
-    /// is in flight; its front-ends go on with the next one, and their guests get a configuration
-    /// change.
+    /// is in flight. The next device process serves the same front-ends, and notifies their guests
+    /// of the new size (configuration change).
     ///
     /// # Errors
     /// `EBUSY`: requests in flight did not end in time, or another supervisor takes over; the size
@@ -330,7 +337,7 @@ impl Processes {
         }
     }
 
-    /// The sockets and journals of the front-ends of a domain's device process.
+    /// Returns the journal stores of all devices of a domain's device process.
     fn journals_of(&self, domain: &str) -> Vec<Arc<JournalStore>> {
         self.lock().get(domain).map(|kept| kept.process.all_journals()).unwrap_or_default()
     }
@@ -345,7 +352,7 @@ impl Processes {
         let _ = tokio::time::timeout(PROCESS_COUNTERS_WAIT, all.join_all()).await;
     }
 
-    /// Waits for a future, until another supervisor takes over.
+    /// Waits until the future completes, or until another supervisor begins to take over.
     async fn unless_paused(&self, waits: impl Future<Output = ()>) {
         tokio::select! {
             () = waits => {}
@@ -353,12 +360,12 @@ impl Processes {
         }
     }
 
-    /// Returns when no device process may start.
+    /// Returns when a takeover has begun: no device process may start.
     async fn paused(&self) {
         let _ = self.pauses.subscribe().wait_for(|pauses| *pauses).await;
     }
 
-    /// Returns when device processes may start.
+    /// Returns when no takeover is under way: device processes may start.
     async fn go_on(&self) {
         let _ = self.pauses.subscribe().wait_for(|pauses| !pauses).await;
     }
@@ -391,6 +398,8 @@ impl Processes {
                 self.unless_paused(process.members().janitor.idle()).await;
                 members = Some(process.members().clone());
                 if !process.has_yielded() {
+                    // A process that dies soon after its start doubles the pause before the next
+                    // start.
                     if started.elapsed() < PROCESS_BRIEF {
                         pause = (paused * 2).min(START_BACKOFF_MAX);
                     }
@@ -405,7 +414,7 @@ impl Processes {
                 Some(name) => Some(self.switches.apart(name)?),
                 None => None,
             };
-            // Another device of the domain may have started it meanwhile.
+            // Another device of the domain may have started the process during the waits above.
             let mut kept = self.lock();
             let starts = kept.get(domain).map_or(0, |kept| kept.starts);
             if kept.get(domain).is_some_and(|kept| kept.process.state() != State::Ended) {
@@ -432,14 +441,14 @@ impl Processes {
     }
 
     /// Asks every device process for its counters. A process that does not answer in time is shown
-    /// as unresponsive, and its devices with their last counters. Nobody waits for it a second time
-    /// before it has answered.
+    /// as unresponsive, and its devices with their last counters. Later calls do not wait for it
+    /// until it has answered.
     pub async fn count(&self) {
         let processes: Vec<_> = self.lock().values().map(|kept| kept.process.clone()).collect();
         Self::count_all(processes, |_| true).await;
     }
 
-    /// As [`Self::count`], for one device: no other device's process is asked.
+    /// As [`Self::count`], for one device: only its device process is asked.
     pub async fn count_of(&self, device: &str) {
         let has = |kept: &&Serving| kept.process.has(device);
         let process = self.lock().values().find(has).map(|kept| kept.process.clone());

@@ -35,7 +35,7 @@ use tokio::io::unix::AsyncFd;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::{Instant, interval_at, sleep, timeout};
 
-/// Most commands that wait while the process does not read.
+/// Most commands that are queued while the process reads none.
 const ORDERS_MAX: usize = 64;
 /// Most reports that are read of a process that has ended: more than a socket holds.
 const LAST_MESSAGES_MAX: usize = 4096;
@@ -48,6 +48,7 @@ pub(super) struct DeviceProcess {
     pid: AtomicU32,
     orders: mpsc::Sender<OutgoingMessage>,
     devices: Mutex<BTreeMap<String, Device>>,
+    /// The names of devices that were taken from the process.
     lost: Lost,
     pub(super) threads: Threads,
     pub(super) ring: Ring,
@@ -55,10 +56,13 @@ pub(super) struct DeviceProcess {
     sessions: AtomicU64,
     /// Number of reports that were read.
     reports: AtomicU64,
-    /// The number of the last question, and of the last question for counters.
+    /// The number of the last question to the process, and of the last one for counters
+    /// (`answers.rs`).
     asked: AtomicU64,
     counts: AtomicU64,
+    /// The number of the last question that the process has answered.
     answered: watch::Sender<u64>,
+    /// False if the process has not answered the last request for counters in time.
     answers: AtomicBool,
     quiescing: Quiescing,
     members: DomainMembers,
@@ -66,20 +70,23 @@ pub(super) struct DeviceProcess {
     switch: Option<ServedSwitch>,
 }
 
-/// A device that the process has.
+/// A device that the process was given.
 #[derive(Debug)]
 struct Device {
     assigned: AssignedDevice,
+    /// Completed by the report that the process has stopped the device; `None`: no removal was
+    /// requested.
     removed: Option<oneshot::Sender<()>>,
 }
 
-/// The process is ending, or does not read its commands.
+/// A command was not queued: the process is ending, or does not read its commands.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Unresponsive;
 
 impl DeviceProcess {
-    /// Starts a process for a domain; `switch`: the switch whose domain it is. Commands wait until
-    /// the process has started. `members`: the objects that the processes of the domain share.
+    /// Starts a process for a domain. Commands are queued until the process has started. `switch`:
+    /// the switch whose ports the process serves. `members`: the objects that the processes of the
+    /// domain share.
     pub(super) fn start(
         name: &str,
         arguments: Arc<[OsString]>,
@@ -133,29 +140,29 @@ impl DeviceProcess {
         self.lock().keys().cloned().collect()
     }
 
-    /// The sockets and journals of the front-ends of its devices.
+    /// Returns the journal stores of all devices of the process.
     pub(super) fn all_journals(&self) -> Vec<Arc<JournalStore>> {
         self.lock().values().map(|device| device.assigned.journals.clone()).collect()
     }
 
-    /// The counters of its devices for which `is_meant` is true.
+    /// Returns the counters of the devices for which `is_meant` is true.
     pub(super) fn counts(&self, is_meant: impl Fn(&str) -> bool) -> Vec<Arc<Counts>> {
         let devices = self.lock();
         let meant = devices.iter().filter(|(name, _)| is_meant(name));
         meant.map(|(_, device)| device.assigned.counts.clone()).collect()
     }
 
-    /// The number of reports that were read of it.
+    /// The number of reports that the supervisor has read from this process.
     pub(super) fn reports(&self) -> u64 {
         self.reports.load(Ordering::Relaxed)
     }
 
-    /// The state of its workers, from its last report.
+    /// The state of the process's workers, as the process last wrote it into the file of threads.
     pub(super) fn threads(&self) -> Workers {
         self.threads.read(&self.name, |device| self.has(device))
     }
 
-    /// True while it takes commands.
+    /// True while the process accepts commands.
     pub(super) fn serves(&self) -> bool {
         matches!(self.state(), State::Starting | State::Serving)
     }
@@ -171,7 +178,8 @@ impl DeviceProcess {
         let _ = self.state.subscribe().wait_for(is_over).await;
     }
 
-    /// Serves no further privileged request of its devices.
+    /// Closes the queues of privileged requests of the process's devices, so that the supervisor
+    /// serves no further request.
     pub(super) fn closes_asks(&self) {
         let closed = || mpsc::channel(1).0;
         self.lock().values_mut().for_each(|device| device.assigned.asks = closed());
@@ -243,8 +251,8 @@ impl DeviceProcess {
         for (command, fds) in handing {
             self.tell_in_turn(command, fds).await;
         }
-        // SIGKILL does not end a process in uninterruptible sleep, so its pidfd never becomes
-        // readable. Ping it: a missing answer is the only sign.
+        // A process that is blocked in the kernel neither exits nor closes its channel. Ping it: a
+        // missing answer is the only sign.
         self.ping();
     }
 
@@ -307,19 +315,21 @@ impl DeviceProcess {
             }
             Ok(spawned) => self.look_after(spawned, &mut orders).await,
         }
-        // The descriptors of unsent commands are closed where a close may block.
+        // Close the descriptors of unsent commands on another thread: a close may block.
         orders.close();
         aside(move || while orders.try_recv().is_ok() {}).await;
         self.switch.iter().for_each(ServedSwitch::closes_asks);
         let gone = std::mem::take(&mut *self.lock());
-        // A front-end in the journal store goes on with the next process.
+        // A front-end in the journal store stays connected, and the next process serves it: do not
+        // show its device as disconnected.
         for device in gone.values().filter(|device| !device.assigned.journals.is_used()) {
             device.assigned.connected.send_replace(false);
         }
         aside(move || gone.into_values().for_each(|device| device.assigned.counts.end())).await;
         self.threads.end();
         self.pid.store(0, Ordering::Relaxed);
-        // Last: the next process starts when this one is `Ended`, and gets the counters.
+        // Set this last: once the state is `Ended`, the next process starts and gets the counters,
+        // which this process must not write any more.
         self.state.send_replace(State::Ended);
     }
 
@@ -353,7 +363,8 @@ impl DeviceProcess {
                 pid,
                 "killed, but the kernel has not ended it; its devices wait"
             );
-            // Nobody reads commands any more: callers that wait for room return.
+            // No command is read any more: close the queue, so that callers which wait for room
+            // return.
             orders.close();
             let _ = pidfd.get_ref().try_clone().map(|child| self.quiescing.hold(child));
             self.state.send_replace(State::Stuck);
@@ -370,13 +381,13 @@ impl DeviceProcess {
             {
                 let has_fds = !fds.is_empty();
                 let _ = self.handle(report, fds);
-                // A front-end chose the descriptors, and how long their close takes.
+                // A front-end chose the descriptors, and can make their close take long.
                 if has_fds && timeout(PROCESS_ANSWER, self.closes()).await.is_err() {
                     break;
                 }
             }
         }
-        // The last lines of a process are logged before what follows its end.
+        // Relay the last log lines of the process before anything is logged about its end.
         outgoing.end().await;
         // The kernel closed the process's files before its pidfd became readable, so nobody has to
         // wait until it is reaped.

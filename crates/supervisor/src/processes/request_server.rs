@@ -1,10 +1,11 @@
-//! The supervisor's part of a device in a device process: sends changes by the host and the
-//! operator, and serves the device's privileged requests.
+//! `RequestServer`: serves the privileged requests of one device in a device process, and sends the
+//! process commands when host or operator have changed the device.
 //!
-//! Requests are served one after the other, those of a network at the pace that the device allows
-//! its own guests (`net/pace`). One request is served, and one may wait; a device process that
-//! sends a third one is killed. While a connection to the server of a disk is made (`Connect`),
-//! other requests are served, and another `Connect` is answered with `EBUSY`.
+//! Requests are served one after the other. Those of a network device are paced (`net/pace.rs`), as
+//! the same changes are for a device that the daemon serves itself. One request is served, and one
+//! may wait; a device process that sends a third one is killed. While a connection to the server of
+//! a disk is made (`Connect`), other requests are served, and another `Connect` is answered with
+//! `EBUSY`.
 
 mod connections;
 
@@ -35,15 +36,15 @@ use std::time::Duration;
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep, timeout};
 
-/// Most queues of a tap that one message hands to the next supervisor.
+/// The most queues of a tap in one message to the next supervisor.
 const QUEUES_MAX: usize = 64;
 
-/// The file descriptors by which a device process serves `queues` queues of a disk, and the
-/// supervisor's part in them. The copies that the supervisor keeps are in the budget of front-ends:
-/// their number grows with the number of front-ends. May block.
+/// Opens the file descriptors by which a device process serves `queues` queues of a disk. Returns
+/// also the lock marks that the supervisor keeps. Their copies of descriptors are counted in the
+/// budget of front-ends, since their number grows with that of front-ends. May block.
 ///
 /// # Errors
-/// One line: the system has no descriptor, or cannot mark one; or the budget is used up.
+/// One line: opening or marking a descriptor failed, or the budget is used up.
 pub(super) fn handed(
     disk: &dyn Disk,
     queues: usize,
@@ -67,9 +68,9 @@ pub(super) fn handed(
     Ok(([file].into_iter().chain(flushes).collect(), marks))
 }
 
-/// The file descriptors that the next supervisor gets of a device that is open here: the
-/// description that holds a disk, or the queues of a tap. Each inner list goes in one message. May
-/// block.
+/// Returns the file descriptors of a device for the next supervisor: the open file description that
+/// holds an image's lock or a disk's memory, or the queues of a tap. Each inner list goes into one
+/// message. May block.
 pub(super) fn left_of(owned: &Owned) -> Result<Vec<Vec<OwnedFd>>, Errno> {
     match owned {
         Owned::Disk(host) | Owned::XenDisk(host) => {
@@ -94,8 +95,8 @@ pub(super) fn left_of(owned: &Owned) -> Result<Vec<Vec<OwnedFd>>, Errno> {
     }
 }
 
-/// The device's interface and the descriptors of its queues, for a command; nothing if the port
-/// has no interface.
+/// Opens the queues of the device's interface for a command; returns neither facts nor descriptors
+/// if the port has no interface.
 pub(super) async fn lent(net: &OwnedPort) -> Result<Lending, String> {
     let port = net.port().clone();
     let lent = aside(move || port.lend().transpose()).await.ok_or("internal error")?;
@@ -118,7 +119,7 @@ pub(super) async fn lent(net: &OwnedPort) -> Result<Lending, String> {
     Ok((Some(facts), queues))
 }
 
-/// The interface of an AF_XDP port whose sockets are lent later, for a command.
+/// Describes the interface of an AF_XDP port for a command; its sockets are sent later.
 pub(super) fn not_lent(net: &OwnedPort) -> PortFacts {
     let port = net.port();
     PortFacts {
@@ -133,8 +134,8 @@ pub(super) fn not_lent(net: &OwnedPort) -> PortFacts {
     }
 }
 
-/// Returns when all sockets of the interface are closed that were lent to the domain `former`: a
-/// process that still has one could send frames by it.
+/// Returns when all sockets of the interface that were handed to processes of the domain `former`
+/// are closed. A process that still has one could send frames on the interface.
 pub(super) async fn let_go(net: &OwnedPort, former: Option<&str>) -> Result<(), String> {
     let began = Instant::now();
     let mut is_told = false;
@@ -155,7 +156,8 @@ pub(super) async fn let_go(net: &OwnedPort, former: Option<&str>) -> Result<(), 
             };
             tracing::error!(device, process, "{problem}");
         }
-        // Only the end of the interface unbinds a socket that somebody keeps: look for that.
+        // A socket that another process keeps is unbound only when the interface is deleted: check
+        // whether it is.
         if is_told {
             net.port_may_have_changed();
         }
@@ -163,7 +165,7 @@ pub(super) async fn let_go(net: &OwnedPort, former: Option<&str>) -> Result<(), 
     }
 }
 
-/// The host's filter of an interface, for a command.
+/// Converts the host's filter of an interface for a command.
 fn said(HostFilter { only_to, only_from: _, lacks_groups }: HostFilter) -> PortFilter {
     PortFilter { only_to, lacks_groups }
 }
@@ -175,11 +177,11 @@ pub(super) struct RequestServer {
     pub(super) process: Arc<DeviceProcess>,
     pub(super) limits: watch::Receiver<Arc<Limits>>,
     pub(super) leases: Leases,
-    /// How often the port had joined its interface when its queues were handed over; `None`: they
-    /// are still to be handed over.
+    /// The port's count of joined interfaces when its queues were sent to the process: a higher
+    /// count means that the port has other queues now. `None`: no queues were sent yet.
     pub(super) joins: Option<u64>,
-    /// The marks of the device process. Only for a disk that is locked while its rings run, or
-    /// that is only read.
+    /// The lock marks of the device process; only for an image with `lock_with_rings`, and for a
+    /// read-only image.
     pub(super) marks: Option<Arc<Marks>>,
     /// The NBD server of a disk, to which the supervisor connects.
     pub(super) remote: Option<Arc<Remote>>,
@@ -189,7 +191,7 @@ pub(super) struct RequestServer {
 /// request.
 type Connecting = Pin<Box<dyn Future<Output = OutgoingMessage> + Send>>;
 
-/// Queues that are being opened. Completes with how often the port had joined its interface then,
+/// Queues that are being opened. Completes with the port's count of joined interfaces at that time,
 /// and with the descriptors.
 type Renewing = Pin<Box<dyn Future<Output = (u64, Lending)> + Send>>;
 
@@ -197,10 +199,10 @@ type Renewing = Pin<Box<dyn Future<Output = (u64, Lending)> + Send>>;
 type Lending = (Option<PortFacts>, Vec<OwnedFd>);
 
 impl RequestServer {
-    /// Serves the requests of a device process about its device until that process has released the
-    /// device. Then the host uses no queue of the device, and the lock that goes with its rings is
-    /// released. Returns a handle that tells whether requests of the process are in flight, if
-    /// locks of the image cannot show that.
+    /// Serves the requests of a device process about its device until the device is taken from the
+    /// process. Before it returns, it detaches the queues of the device from the host, and releases
+    /// a lock that goes with the rings. Returns a handle that tells whether requests of the process
+    /// are in flight, if the locks of the image cannot show that.
     pub(super) async fn attend(
         mut self,
         mut asks: mpsc::Receiver<PendingRequest>,
@@ -265,14 +267,14 @@ impl RequestServer {
             // A device process that died has not released the lock that it held while its rings
             // ran. Its requests in flight have marks, which keep other processes from the image.
             disk.release();
-            // Dropped last: while the marks exist, a handoff takes the lock for held.
+            // Drop the marks last: while they exist, `handing_off.rs` treats the lock as held.
             drop(marks);
             ending
         });
         ended.await.flatten()
     }
 
-    /// The server of the disk, and the connections to it.
+    /// Returns the NBD server of the disk, and an empty list of connections to it.
     fn server(&self) -> Option<(Arc<Remote>, Arc<Connections>)> {
         let remote = self.remote.clone()?;
         let connections = Connections::new(&self.device, remote.connections_max());
@@ -282,15 +284,18 @@ impl RequestServer {
     /// Shuts the connections of a device process that no longer has the device.
     async fn shut(&self, connections: Arc<Connections>) {
         let ends = connections.clone();
-        // A process with a copy of a socket may keep the socket busy and so delay the shutdown,
+        // A process with a copy of a socket can hold the socket's lock and so delay the shutdown,
         // but cannot use the socket for anything else meanwhile.
         if timeout(NBD_SHUT, aside(move || ends.end())).await.is_err() {
             tracing::warn!(device = self.device, "shutting its connections takes long");
         }
-        // Waiting for the janitor interrupts a close that lingers. Nobody waits for the task.
+        // A close of a socket may linger; waiting for the janitor interrupts it. Do so in a task,
+        // which nothing awaits.
         tokio::spawn(async move { connections.closed().await });
     }
 
+    /// Sends the present state of the interface or the size of the disk to the process. If the port
+    /// has joined another interface, begins to open its queues.
     async fn tell_changes(&mut self, renewing: &mut Option<Renewing>) {
         let device = self.device.clone();
         let Some(net) = self.owned.as_port().cloned() else {
@@ -305,14 +310,15 @@ impl RequestServer {
         self.process.tell_in_turn(command(&net), Vec::new()).await;
     }
 
-    /// Sends the queues of the interface that the port has joined. Returns the next attempt if the
-    /// port has joined another one meanwhile.
+    /// Sends the process the queues that were opened. If the port has joined another interface
+    /// meanwhile, sends nothing, and returns the attempt to open the queues of that one.
     async fn tell_queues(&mut self, (joins, lent): (u64, Lending)) -> Option<Renewing> {
         let net = self.owned.as_port().cloned()?;
         let outside = net.outside();
         if outside.is_gone || outside.joins != joins {
             let again = renewal(net, self.process.name().to_owned());
-            // A change tells of the interface when it is back.
+            // When a deleted interface is back, `changes` reports it, and `tell_changes` begins the
+            // next attempt.
             return (!outside.is_gone).then(|| Box::pin(again) as Renewing);
         }
         self.joins = Some(joins);
@@ -323,11 +329,14 @@ impl RequestServer {
         let queues = queues.into_iter().map(Into::into).collect();
         let device = self.device.clone();
         self.process.tell_in_turn(Command::Queues { device, filter, chunk }, queues).await;
-        // The state of the interface again: the device checks the new queues when it comes.
+        // Send the state of the interface again: the device checks the new queues when it receives
+        // this command.
         self.process.tell_in_turn(command(&net), Vec::new()).await;
         None
     }
 
+    /// Carries out a request. A `Connect` gets here only while another connection is being made, or
+    /// if the disk has no server.
     async fn done(&self, request: PrivilegedRequest) -> Result<(), Errno> {
         match (&self.owned, request) {
             (Owned::Port(net), PrivilegedRequest::Pair { pair, attached }) => {
@@ -355,7 +364,8 @@ impl RequestServer {
     }
 }
 
-/// Connects to the server of a disk, for the device process that has asked with this number.
+/// Connects to the server of a disk; returns the answer to the request `number` of the device
+/// process.
 async fn connect(
     (remote, connections): (Arc<Remote>, Arc<Connections>),
     number: u64,
@@ -369,7 +379,7 @@ async fn connect(
     connections.closed().await;
     let given = match remote.connect(limit).await {
         Ok(connected) => {
-            // Certificates may be long.
+            // On another thread: the certificates that are written into a file may be long.
             let given = aside(move || {
                 connections.keep(&connected.socket)?;
                 credentials::given(connected)
@@ -386,7 +396,7 @@ async fn connect(
     (Command::Connected { number, failed }, fds.into_iter().map(Into::into).collect())
 }
 
-/// Opens the queues of a port for its device process, again and again until that succeeds.
+/// Opens the queues of a port for its device process; retries until that succeeds.
 async fn renewal(net: Arc<OwnedPort>, process: String) -> (u64, Lending) {
     let mut is_told = false;
     loop {
@@ -438,7 +448,7 @@ fn lock(disk: &dyn Disk, marks: Option<&Marks>, is_held: bool) -> Result<(), Err
     })
 }
 
-/// The command with the present state of the interface and the operator's settings.
+/// Makes the command with the present state of the interface and the operator's settings.
 pub(super) fn command(net: &OwnedPort) -> Command {
     let Outside { link_up, is_gone, mtu, announcements, .. } = net.outside();
     Command::Outside { device: net.name().to_owned(), link_up, is_gone, mtu, announcements }

@@ -10,7 +10,7 @@ use std::sync::Arc;
 /// `GET /v1/processes`
 #[derive(Debug, Serialize, utoipa::ToSchema)]
 pub struct ProcessInfo {
-    /// The trust domain that it serves.
+    /// The trust domain whose devices the process serves.
     pub process: String,
     /// `starting`, `serving`, `ending`, `stuck` (it was killed, and the kernel does not end it) or
     /// `ended` (it is started with the next connection).
@@ -20,18 +20,18 @@ pub struct ProcessInfo {
     pub(crate) devices: Vec<String>,
     /// How often a process of this domain was started.
     pub starts: u64,
-    /// Messages of the present process to the daemon.
+    /// Messages that the present process has sent to the daemon.
     pub(crate) reports: u64,
-    /// The device process has answered the last question.
+    /// Whether the device process has answered the daemon's last request for counters in time.
     pub answers: bool,
-    /// Bytes of memory that its process uses; 0 while there is no process.
+    /// Resident memory of the process in bytes; 0 while there is no process.
     pub resident_bytes: u64,
-    /// Nanoseconds of CPU time that its process has used; 0 while there is no process.
+    /// CPU time of the process in nanoseconds; 0 while there is no process.
     pub cpu_ns: u64,
 }
 
 impl Processes {
-    /// The workers of all device processes that run, from the last report of each.
+    /// The workers of all running device processes, as each process has last reported them.
     pub fn workers(&self) -> Workers {
         let processes: Vec<_> = self.lock().values().map(|kept| kept.process.clone()).collect();
         let mut all = Workers::default();
@@ -43,8 +43,8 @@ impl Processes {
         all
     }
 
-    /// The domain of a device. If each user who connects is a domain (`ANY_USER`): the domain of
-    /// the device process that has the device, if there is one.
+    /// Returns the domain of a device. For `ANY_USER`, where the user who connects decides the
+    /// domain, this is the domain of the device process that has the device now, if there is one.
     pub fn now_of(&self, device: &str, domain: String) -> String {
         if domain != ANY_USER {
             return domain;
@@ -54,12 +54,13 @@ impl Processes {
         found.map_or(domain, |(name, _)| name.clone())
     }
 
-    /// The state of every device process, as the API shows it. Never on the control thread.
+    /// Collects the state of every device process for the API. Reads /proc, so it must not run on
+    /// the control thread.
     pub fn all(&self) -> Vec<ProcessInfo> {
         let of = |kept: &Serving| (kept.process.clone(), kept.starts);
         let all: Vec<_> = self.lock().values().map(of).collect();
         let info = |(process, starts): (Arc<DeviceProcess>, u64)| {
-            // Read from /proc, so without the lock, which the control thread takes.
+            // Read /proc without holding the lock, which the control thread takes.
             let used = process.threads.used();
             ProcessInfo {
                 process: process.name().to_owned(),

@@ -3,9 +3,10 @@
 //!
 //! The supervisor reads no faster than the rate allows, so a device process that writes more blocks
 //! on its socket, as on any slow log. An honest process bounds its lines by itself (`log.rs`) and
-//! never blocks. The rate is that of a domain: a process that is started again has what its
-//! predecessor left. The supervisor closes its end of the socket when the process ends, since the
-//! process may have handed its own end to another process (`byte_stream.rs`).
+//! never blocks. All processes of a domain share one rate: a process that is started again has only
+//! what its predecessor has left of it. The supervisor closes its end of the socket when the
+//! process ends, since the process may have handed its own end to another process
+//! (`byte_stream.rs`).
 
 use manyring_engine::Rate;
 use manyring_serve::byte_stream::ByteStream;

@@ -25,7 +25,8 @@ use manyring_serve::assemble::{Ports, SwitchHost};
 use std::sync::Arc;
 use tokio::sync::{mpsc, watch};
 
-/// Gives the switch to its process, and serves the uplink until the process has left it.
+/// Gives the switch to its process, and serves its privileged requests for the uplink until the
+/// process has quiesced or ended.
 pub(super) async fn keep_switch(process: Arc<DeviceProcess>) {
     let Some(ServedSwitch { host, is_given, asked, .. }) = process.switch() else { return };
     let Some(asked) = lock(asked).take() else { return };
@@ -53,19 +54,21 @@ pub(super) async fn keep_switch(process: Arc<DeviceProcess>) {
     }
 }
 
-/// The sockets of the interface are lent when the interface is there and nobody has those of the
-/// process before: whoever keeps one of them sends on the interface.
+/// True if the uplink is an interface by AF_XDP. Its sockets are sent only when the interface
+/// exists and all sockets of the former process are closed: a process that still has one could send
+/// on the interface.
 fn is_xdp(uplink: &OwnedPort) -> bool {
     uplink.port().kind() == "xdp"
 }
 
-/// Ends the process of a switch, which cannot be given its uplink. The next one is given it.
+/// Ends the process of a switch, because handing the uplink to it failed. The next process is given
+/// the uplink again.
 fn has_no_uplink(process: &DeviceProcess, host: &SwitchHost, error: &str) {
     tracing::error!(switch = host.name(), error, "handing over the uplink failed");
     process.end("it has no uplink");
 }
 
-/// Serves the requests for the uplink until the process has left it.
+/// Serves the process's privileged requests for the uplink until the process has quiesced or ended.
 async fn serve_uplink(
     process: &Arc<DeviceProcess>,
     host: &SwitchHost,
@@ -74,7 +77,7 @@ async fn serve_uplink(
 ) {
     let Some(uplink) = uplink else { return process.ended().await };
     host.watch();
-    // Nobody watched the interface while no process had it: check its state.
+    // The interface was not watched while no process had it: check its state.
     uplink.port_may_have_changed();
     let device = uplink.name().to_owned();
     let (owned, process) = (Owned::Port(uplink), process.clone());
@@ -99,6 +102,7 @@ impl DeviceProcess {
         self.tell_ports(switch, &mut switch.host.ports()).await;
     }
 
+    /// Sends the process the ports that were added or removed since the last call.
     async fn tell_ports(&self, switch: &ServedSwitch, ports: &mut watch::Receiver<Ports>) {
         let mut told = switch.told.lock().await;
         ports.mark_unchanged();
@@ -116,7 +120,7 @@ impl DeviceProcess {
         }
     }
 
-    /// Tells the process of ports that come and go, for ever.
+    /// Sends the process each port that is added or removed, until the process ends.
     async fn follow_ports(&self) {
         let Some(switch) = self.switch() else { return };
         let mut ports = switch.host.ports();
@@ -130,7 +134,8 @@ impl DeviceProcess {
 }
 
 impl Processes {
-    /// Ends the device process of a switch that is removed; returns when it has left the uplink.
+    /// Ends the device process of a switch that is removed; returns when the process has released
+    /// the uplink.
     pub(crate) async fn end_switch(&self, name: &str) {
         let domain = domain_of_switch(name);
         if let Err(problem) = self.end_one(&domain, "its switch is removed").await {
@@ -151,7 +156,8 @@ impl Processes {
         }
     }
 
-    /// The switches whose uplink has a program of this supervisor on its interface.
+    /// The switches whose uplink is an interface by AF_XDP: it has an XDP program of this
+    /// supervisor.
     pub(super) fn bound_uplinks(&self) -> Vec<String> {
         let is_bound = |host: &Arc<SwitchHost>| host.uplink().is_some_and(|uplink| is_xdp(&uplink));
         let all = self.switches.all_apart().into_iter().filter(is_bound);

@@ -1,4 +1,4 @@
-//! The supervisor's side of a Xen guest's disk that a device process serves.
+//! `XenFront`: the supervisor's part of a Xen guest's disk that a device process serves.
 //!
 //! The supervisor negotiates through xenstore, opens and locks the image, binds the event channels
 //! and opens the journals (`crate::xen`); the device process gets these, maps the rings and serves
@@ -56,9 +56,9 @@ pub(crate) enum XenRefusal {
     Refused { text: String, passes: bool },
 }
 
-/// Handles that tell whether requests of the disk's device processes are in flight, the present
-/// process included, where its image cannot tell (it is only read). If the disk goes to another
-/// supervisor before they have ended, that supervisor waits for them.
+/// For a read-only image: handles that tell whether requests of the disk's device processes, the
+/// present one included, are in flight. (For a writable image its lock tells that.) If the disk is
+/// handed to another supervisor before the requests have ended, that supervisor waits for them.
 #[derive(Debug, Default)]
 pub(crate) struct XenEndings(Mutex<Vec<Arc<Ending>>>);
 
@@ -67,7 +67,7 @@ impl XenEndings {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The messages that hand them to another supervisor.
+    /// Makes the messages that hand these handles to another supervisor.
     pub(crate) fn left(&self, device: &str) -> Vec<HandoffMessage> {
         let left = |ending: &Arc<Ending>| HandoffMessage::Marked {
             device: device.to_owned(),
@@ -78,7 +78,7 @@ impl XenEndings {
     }
 }
 
-/// A disk in the supervisor.
+/// The supervisor's part of a disk.
 #[derive(Debug)]
 pub(crate) struct XenFront {
     processes: Processes,
@@ -123,7 +123,8 @@ impl XenProcess {
 }
 
 impl XenFront {
-    /// An open disk, for the device process of `domain`.
+    /// Makes the front of an open disk, which the device process of the domain in `part` will
+    /// serve.
     pub(crate) fn new(processes: &Processes, part: Part, spec: XenBlkSpec) -> Self {
         let Part { owned, view, .. } = part;
         let domain = view.process.clone().unwrap_or_default();
@@ -152,13 +153,13 @@ impl XenFront {
         }
     }
 
-    /// Requests of the disk's device processes, as long as the disk is there.
+    /// Returns the handles for requests in flight, which exist as long as this front.
     pub(crate) fn endings(&self) -> Weak<XenEndings> {
         Arc::downgrade(&self.endings)
     }
 
-    /// Returns when no request of a device process is in flight. No device process has the disk any
-    /// more.
+    /// Returns when no request of a device process is in flight. The caller has taken the disk from
+    /// its device process.
     async fn release(&mut self) -> Result<(), String> {
         while self.request_servers.join_next().await.is_some() {}
         let endings = self.endings.lock().clone();
@@ -200,8 +201,8 @@ impl XenFront {
         }
     }
 
-    /// Has the device process leave the rings; returns when it has, or has ended. A process that
-    /// does not leave them is killed.
+    /// Has the device process stop serving the rings and leave them as they are; returns when it
+    /// has, or when the process has ended. A process that does not do so in time is killed.
     pub(crate) async fn disconnect(&self) {
         let Some(Taken { process, line }) = &self.taken else { return };
         let (device, number) = (self.view.name().to_owned(), self.number);
@@ -221,12 +222,14 @@ impl XenFront {
         }
     }
 
-    /// The device process that has the disk at the time of the call.
+    /// Returns a handle to the device process that has the disk, whichever that is when the handle
+    /// is used.
     pub(crate) fn holder(&self) -> XenHolder {
         XenHolder(self.process.subscribe())
     }
 
-    /// Where a change of the disk's size is sent, whichever device process has the disk then.
+    /// Returns a handle to report a change of the disk's size to the device process that has the
+    /// disk then.
     pub(crate) fn measures(&self) -> XenMeasures {
         XenMeasures { process: self.process.subscribe(), device: self.view.name().to_owned() }
     }
@@ -323,12 +326,12 @@ impl XenFront {
     }
 }
 
-/// The device process that has a disk.
+/// A handle to the device process that has a disk.
 #[derive(Clone, Debug)]
 pub(crate) struct XenHolder(watch::Receiver<Option<Arc<DeviceProcess>>>);
 
 impl XenHolder {
-    /// Ends the process, for this reason.
+    /// Kills the process; the log shows this reason.
     pub(crate) fn end(&self, reason: &str) {
         if let Some(process) = &*self.0.borrow() {
             process.end(reason);
@@ -336,7 +339,7 @@ impl XenHolder {
     }
 }
 
-/// The device process that reads the size of a disk again.
+/// A handle to the device process that has a disk, to report changes of the disk's size.
 #[derive(Debug)]
 pub(crate) struct XenMeasures {
     process: watch::Receiver<Option<Arc<DeviceProcess>>>,
@@ -344,13 +347,14 @@ pub(crate) struct XenMeasures {
 }
 
 impl XenMeasures {
-    /// Returns when the device process knows the size, or does not answer. A guest that learned the
-    /// size earlier could use sectors that the device process refuses.
+    /// Has the device process read the disk's size again; returns when it has, or does not answer.
+    /// A guest that learned the size earlier could use sectors that the device process refuses.
     pub(crate) async fn measured(&self) {
         let Some(process) = self.process.borrow().clone() else { return };
         let command = process.tell(Command::Measure { device: self.device.clone() }, Vec::new());
         let knows = async {
-            // A question that was open may be from before the change.
+            // The first question may have been sent before the change: wait for the answer to a
+            // second one, too.
             for _ in 0..2 {
                 if let Some(question) = process.ask() {
                     process.answered(question).await;

@@ -1,5 +1,6 @@
-//! `XenLine`: the state of the connection of a Xen disk in a device process, by the supervisor's
-//! commands and the process's reports. A report that does not fit ends the process.
+//! `XenLine`: the state of a Xen disk's connection that a device process serves, as the
+//! supervisor's commands and the process's reports change it. After a report that is not allowed in
+//! the present state, the supervisor kills the process.
 
 use manyring_protocol::message::XenReport;
 use tokio::sync::{mpsc, watch};
@@ -40,20 +41,21 @@ pub(super) struct XenLine {
 }
 
 impl XenLine {
-    /// The supervisor commands a connection. Returns the receiver of its faults; faults that find
-    /// no room there are dropped, since the first one ends the connection.
+    /// Called when the supervisor commands a connection. Returns the receiver of the connection's
+    /// faults. Faults for which its queue has no room are dropped: the first fault ends the
+    /// connection.
     pub(super) fn connects(&self, number: u64) -> mpsc::Receiver<String> {
         let (faults, command) = mpsc::channel(FAULTS_MAX);
         self.at.send_replace(At { number, stage: Stage::Connecting, faults: Some(faults) });
         command
     }
 
-    /// The supervisor commands the end of the connection.
+    /// Called when the supervisor commands the end of the connection.
     pub(super) fn disconnects(&self) {
         self.at.send_modify(|at| at.stage = Stage::Stopping);
     }
 
-    /// Returns the answer to the last command.
+    /// Waits for the answer to the last command, and returns the state after it.
     pub(super) async fn answered(&self) -> Stage {
         let mut at = self.at.subscribe();
         let is_answer = |at: &At| !matches!(at.stage, Stage::Connecting | Stage::Stopping);
@@ -63,7 +65,7 @@ impl XenLine {
     /// Handles a report.
     ///
     /// # Errors
-    /// No command asked for that.
+    /// The report answers no command.
     pub(super) fn handle(&self, number: u64, said: XenReport) -> Result<(), String> {
         let (mut is_due, mut faults) = (false, None);
         self.at.send_if_modified(|at| {

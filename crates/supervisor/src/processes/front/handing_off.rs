@@ -29,14 +29,16 @@ impl Front<'_> {
         // line.
         let _ = handoff_request.resumes.await;
         if let Some(port) = self.net().map(|net| net.port().clone()) {
+            // The other supervisor may have changed settings of the tap: restore them.
             aside(move || port.keep()).await;
         }
     }
 
-    /// Waits for the request servers. They make the guest's writes durable before they release the
-    /// lock that goes with its rings, which takes as long as the host takes. If that is too long,
-    /// the next supervisor gets the lock mark instead, and waits for the mark before it gives the
-    /// image to a device process.
+    /// Waits until the request servers have ended. If the image's lock goes with the rings
+    /// (`lock_with_rings`), a request server flushes the guest's writes and then releases the lock,
+    /// which takes as long as the host takes. After [`HAND_OFF_DISK`] this returns the handle of
+    /// the lock mark instead: the next supervisor waits until the mark is released before it gives
+    /// the image to a device process.
     async fn rests(&mut self) -> Result<Option<Ending>, String> {
         if self.net().is_some() {
             self.attended().await;
@@ -46,7 +48,7 @@ impl Front<'_> {
             return Ok(None);
         }
         let Some(marks) = self.marks.upgrade() else {
-            // The request server has released its marks, so this returns at once.
+            // The request server has released its marks, and ends at once.
             self.attended().await;
             return Ok(None);
         };
@@ -58,12 +60,12 @@ impl Front<'_> {
             .ok_or_else(|| "the lock of an image is not released".to_owned())
     }
 
-    /// The messages that hand the device over. `held`: a pidfd of the device process, if the
-    /// process has not ended. Its requests may be in flight, so the next supervisor waits for its
-    /// end before it gives the image to a device process.
+    /// Returns the messages that hand the device over. `held`: a pidfd of the device process, if
+    /// the kernel has not ended it. Requests of that process may be in flight, so the next
+    /// supervisor waits for its end before it gives the image to a device process.
     async fn share(&mut self, held: Option<OwnedFd>) -> Result<DeviceHandoff, String> {
-        // If the other supervisor fails, the next device process here waits for requests of former
-        // device processes.
+        // `ending` goes into the messages only. If the takeover fails, `attended` gets the same
+        // handle from the request server before the next device process here gets the image.
         let ending = self.rests().await?;
         let device = self.wanted.plan().name.clone();
         let mut share = DeviceHandoff::new();

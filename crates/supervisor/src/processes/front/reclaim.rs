@@ -1,5 +1,5 @@
-//! Takes a device back from its device process: for the device process of another domain, or
-//! because the device goes.
+//! Takes a device back from its device process, because the device goes to another domain's process
+//! or is removed.
 
 use super::{Front, gone};
 use crate::processes::journal_store::JournalStore;
@@ -14,12 +14,11 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::{Instant, sleep, timeout};
 
-/// How often the supervisor looks for front-ends whose journals keep an image open that is to be
-/// released.
+/// How many times `forget_journals` searches the journals for descriptors of the image.
 const LOOKS_MAX: usize = 3;
 
-/// Returns when no request of a device process for the image is in flight. `endings`: the handles
-/// that its request servers returned.
+/// Returns when no request of a device process for the device's image is in flight. `endings`: the
+/// handles that the device's request servers returned.
 pub(in crate::processes) async fn release(
     owned: &Owned,
     endings: &[Arc<Ending>],
@@ -62,16 +61,17 @@ pub(in crate::processes) async fn release(
 }
 
 impl Front<'_> {
-    /// Waits for the request servers of device processes that no longer have the device.
+    /// Waits until the request servers of device processes that no longer have the device have
+    /// ended, and keeps the handles that they return.
     pub(super) async fn attended(&mut self) {
         while let Some(ended) = self.request_servers.join_next().await {
             self.endings.extend(ended.ok().flatten().map(Arc::new));
         }
     }
 
-    /// Returns when no device process has the device, and none of its writes is in flight.
-    /// `reads`: waits for reads, too. Their bytes would still reach the memory of a process or
-    /// guest that goes on.
+    /// Returns when no device process has the device, and none of its writes is in flight. With
+    /// `reads`, none of its reads either: a read in flight would write into the memory of a guest
+    /// that another device process goes on serving.
     pub(super) async fn release(&mut self, reads: bool) -> Result<(), String> {
         self.attended().await;
         while let Some((process, _)) = self.held.last() {
@@ -86,11 +86,11 @@ impl Front<'_> {
         Ok(())
     }
 
-    /// As [`Self::release`], for a device that is removed. If another process has locked the
-    /// image, that process opened the image while requests of a device process may have been in
-    /// flight, so this does not wait for such requests. `process`, which had the device, may keep
-    /// an open file of the image that no mark shows, so it is killed; its other devices go on in
-    /// the next device process.
+    /// As [`Self::release`], for a device that is removed. If another program has locked the image,
+    /// it did so while requests of a device process may have been in flight: waiting for them now
+    /// protects nobody, so this does not wait. `process`, which had the device, may keep an open
+    /// file of the image that no lock mark shows, so it is killed; the next device process serves
+    /// its other devices.
     async fn release_at_end(
         &mut self,
         reads: bool,
@@ -117,8 +117,8 @@ impl Front<'_> {
         self.release(reads).await
     }
 
-    /// Marks the descriptions that could not be marked before, if the process that held the lock
-    /// has released it.
+    /// Tries again to lock the marks that could not be locked before, because another program had
+    /// the image locked.
     async fn mark_again(&mut self) {
         let Some(shown) = self.part.owned.as_disk() else { return };
         let all: Vec<_> = self.endings.iter().filter(|e| e.is_elsewhere()).cloned().collect();
@@ -136,8 +136,8 @@ impl Front<'_> {
     }
 
     /// Takes the device from its device process for another domain. A compromised process may
-    /// report that it stopped the device, and keep the descriptors, so the process is killed. Its
-    /// other devices go on in the next process of its domain.
+    /// report that it stopped the device, and keep the descriptors, so the process is killed. The
+    /// next process of its domain serves its other devices.
     pub(super) async fn leave(&mut self) {
         let process = self.process.clone();
         let journals = process.as_ref().map(|process| process.all_journals()).unwrap_or_default();
@@ -154,12 +154,12 @@ impl Front<'_> {
     }
 
     /// Releases the front-ends in whose journals a device process put a descriptor of the image.
-    /// The supervisor stores descriptors of a journal without a look at them, and would hand this
-    /// one to the next device process.
+    /// The supervisor stores the descriptors of a journal without checking them, and would hand
+    /// this one to the next device process.
     async fn forget_journals(&self, process: &DeviceProcess, journals: &[Arc<JournalStore>]) {
         let Some(shown) = self.part.owned.as_disk() else { return };
         let (device, domain) = (&self.wanted.plan().name, process.name());
-        // A compromised process may do it again before its end.
+        // A compromised process may store another descriptor before it ends.
         for _ in 0..LOOKS_MAX {
             let (disk, mut all) = (shown.disk().clone(), journals.to_vec());
             all.extend(self.processes.journals_of(domain));
@@ -178,9 +178,9 @@ impl Front<'_> {
         }
     }
 
-    /// Returns when all sockets of the interface of a removed device are closed, or when
-    /// `process`, which had the device, was killed for keeping them. If another process still has
-    /// such a socket then, it keeps a queue busy, and the next device with this interface waits.
+    /// Returns when all sockets of the interface of a removed device are closed, or when `process`,
+    /// which had the device, was killed for keeping them. If yet another process has such a socket,
+    /// the queue stays in use, and the next device with this interface waits.
     async fn let_go_at_end(&mut self, process: Option<&DeviceProcess>) {
         let (Some(net), Some(process)) = (self.net().cloned(), process) else { return };
         self.attended().await;
@@ -200,10 +200,10 @@ impl Front<'_> {
         aside(move || counts.end()).await;
     }
 
-    /// Takes the device from its device process. All its requests have ended when this returns,
-    /// because the image's lock is released then.
+    /// Takes the device from its device process. The caller then releases the image's lock, so this
+    /// returns only when no request of the device is in flight.
     pub(super) async fn close(&mut self) {
-        // A front that ends is not handed to another supervisor.
+        // Refuse requests from now on: a front that ends is not handed to another supervisor.
         self.asks.close();
         while self.asks.try_recv().is_ok() {}
         let device = &self.wanted.plan().name;
@@ -222,7 +222,8 @@ impl Front<'_> {
             self.forget_journals(process, &journals).await;
             let lets_go = timeout(PROCESS_ANSWER, self.release_at_end(true, last));
             if process.serves() && lets_go.await.is_err() {
-                // The device process reported that it stopped the disk, but keeps the image.
+                // The device process reported that it stopped the disk, but still has the image
+                // open.
                 process.evict("it does not release an image").await;
                 self.forget_journals(process, &journals).await;
             }

@@ -19,14 +19,16 @@ use tokio::time::sleep;
 pub(super) enum Source {
     /// A socket that listens.
     Listens(UnixListener),
-    /// The front-end listens at this path; the pause before the next attempt to connect.
+    /// The front-end listens at this path, and the supervisor connects. The time is the pause
+    /// before the next attempt.
     Connects(PathBuf, Duration),
-    /// A socket that was handed in connected, until it is taken.
+    /// An inherited socket that was connected already; `None` once [`Self::next`] has returned it.
     Connected(Option<OwnedFd>),
 }
 
 impl Source {
-    /// The source of an endpoint, and the name of a socket that listens here.
+    /// Makes the source of an endpoint. Returns also the path of a socket that listens, which the
+    /// caller removes at the end.
     ///
     /// # Errors
     /// [`ListenError`].
@@ -73,7 +75,7 @@ impl Source {
         matches!(self, Self::Connects(..))
     }
 
-    /// The next front-end.
+    /// Waits for the next client, and returns its socket.
     pub(super) async fn next(&mut self, device: &str, journals: &JournalStore) -> Arc<ForeignFd> {
         match self {
             Self::Listens(socket) => accept(socket, device, journals).await,
@@ -86,8 +88,8 @@ impl Source {
         }
     }
 
-    /// Closes the socket where a close may block: the kernel closes the descriptors that unaccepted
-    /// clients have sent with it.
+    /// Closes the socket on another thread. The close may block, since the kernel also closes the
+    /// descriptors that unaccepted clients have sent.
     pub(super) async fn close(self) {
         aside(move || match self {
             Self::Listens(socket) => drop(socket.into_std()),
@@ -123,7 +125,7 @@ async fn connect(
         sleep(*pause).await;
         *pause = (*pause * 2).clamp(first, longest);
         let at = path.to_owned();
-        // The file system in which the name is looked up may not answer.
+        // The file system of the path may not respond.
         let stream = aside_for(device, move || connect_now(&at)).await;
         match stream.unwrap_or_else(|| Err(io::ErrorKind::Interrupted.into())) {
             Ok(stream) => {

@@ -1,4 +1,4 @@
-//! The next supervisor takes everything over from the running one.
+//! `Handoff`: the next supervisor receives everything that the running one hands over.
 
 use super::predecessor::{
     ANEW, Before, End, STOPPED, TOO_SLOW, has_no_name, is_deserted, unless_it_goes_on,
@@ -31,7 +31,8 @@ pub struct Handoff {
     pub(crate) is_there: bool,
     /// The sockets that listen.
     pub sockets: Vec<HandedSocket>,
-    /// The description that holds a disk, or the queues of a tap, by device.
+    /// By device: the open file description that holds an image's lock or a disk's memory, or the
+    /// queues of a tap.
     pub(crate) opened: HashMap<String, Vec<OwnedFd>>,
     /// Capture files, by device.
     pub(crate) captures: HashMap<String, Vec<OwnedFd>>,
@@ -39,10 +40,10 @@ pub struct Handoff {
     pub(crate) exports: HashMap<String, (NbdTarget, ExportSpec)>,
     pub(in crate::processes) clients: HashMap<String, Vec<AdoptedSession>>,
     pub(crate) xen: OfXen,
-    /// Devices that wait in the running supervisor, too.
+    /// Devices that wait for a resource in the running supervisor.
     pub(crate) waits: HashSet<String>,
-    /// Device processes of the running supervisor, and their requests, that have not ended, by
-    /// device.
+    /// By device: device processes of the running supervisor that have not ended, and handles for
+    /// their requests in flight.
     pub(in crate::processes) lingering_io: HashMap<String, LingeringIo>,
     before: Option<Before>,
     /// Set when the running supervisor has died: from then on nobody else can serve the devices.
@@ -173,12 +174,12 @@ impl Handoff {
         }
     }
 
-    /// Sends `Taken`: everything is open. Returns when the running supervisor serves nobody any
-    /// more. A slow one is waited for without a bound, since it ends on reading `Taken`, whether or
-    /// not this process is still there.
+    /// Tells the running supervisor that everything is open here (`Taken`), and returns when that
+    /// supervisor serves nobody any more. Waits for it without a timeout: once it reads `Taken` it
+    /// ends, even if this process has gone meanwhile.
     ///
     /// # Errors
-    /// One line: the running supervisor goes on, or it is unknown whether it does.
+    /// One line: the running supervisor continues, or may do so.
     pub async fn accept(before: Option<Before>) -> Result<(), String> {
         let Some(before) = before else { return Ok(()) };
         let bytes = message::emit(&Reply::Taken {}).map_err(|error| error.to_string())?;
@@ -197,16 +198,16 @@ impl Handoff {
             End::Died => {
                 tracing::warn!("--takeover: the running daemon died; serving its guests here")
             }
-            // Otherwise two supervisors would serve the same disks.
+            // Do not serve: two supervisors would serve the same disks.
             End::GoesOn => return Err(TOO_SLOW.to_owned()),
         }
         Ok(())
     }
 
-    /// Runs `opens`, which opens what was handed over, while the running supervisor waits. If that
-    /// supervisor waits no longer, this process exits at once: a setting that it changes on a tap,
-    /// also by closing the tap, would change the tap that the running supervisor serves. If the
-    /// running supervisor died, `opens` goes on.
+    /// Runs `opens`, which opens the devices that were handed over, while the running supervisor
+    /// waits. If that supervisor stops waiting and serves again, this process exits at once: it has
+    /// queues of the same taps, and even by closing them in order it would change settings of a tap
+    /// that a guest uses. If the running supervisor has died, `opens` runs to its end.
     pub async fn while_it_waits<T>(
         before: &mut Option<Before>,
         is_last: &AtomicBool,
@@ -220,13 +221,14 @@ impl Handoff {
         std::process::exit(1);
     }
 
-    /// The running supervisor.
+    /// Takes the running supervisor out; `None` if there is none.
     pub fn take_before(&mut self) -> Option<Before> {
         self.before.take()
     }
 }
 
-/// The number of device processes of a supervisor; `None` if its answer lacks it.
+/// Asks a supervisor for the number of its device processes; `None`: it has not answered, or its
+/// answer has no list of processes.
 async fn processes_of(control: &Path) -> Option<usize> {
     let shown = control_client::look::<serde_json::Value>(control, "/v1/processes").await;
     let is_there = |process: &&serde_json::Value| process["pid"] != 0;

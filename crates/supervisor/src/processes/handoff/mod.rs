@@ -14,9 +14,9 @@
 //! with their front-ends, after a pause. The next supervisor serves nobody before the running one
 //! has ended.
 //!
-//! The running supervisor may also die during a takeover. Before it goes on or stops, it sends
-//! `GoesOn`. A next supervisor that reads no `GoesOn` and sees the running process end takes its
-//! place (`predecessor.rs`).
+//! The running supervisor may also die during a takeover. Before it continues to serve, or is
+//! stopped, it sends `GoesOn`. A next supervisor that reads no `GoesOn` and sees the running
+//! process end takes its place (`predecessor.rs`).
 
 mod destination;
 mod predecessor;

@@ -6,10 +6,10 @@
 //! channel closed unread, its process ended         it died: this one serves
 //! channel closed unread, its process lives         it does not know `GoesOn`: this one ends
 //! ```
-//! A supervisor that goes on sends `GoesOn` before it starts a device process again. So if it dies
-//! without that message, no device process has run since the processes quiesced, and everything
-//! that it handed over is unchanged: sockets, descriptions with their locks and journals of
-//! sessions live in descriptors of this process.
+//! A supervisor that continues to serve sends `GoesOn` before it starts a device process again. So
+//! if it dies without that message, no device process has run since all had quiesced, and
+//! everything that it handed over is unchanged: this process has descriptors of the sockets, of the
+//! open files with their locks, and of the sessions' journals.
 
 use manyring_engine::aside;
 use manyring_serve::channel::{Channel, watched};
@@ -52,12 +52,12 @@ pub(super) enum End {
     Taken,
     /// The process of the supervisor ended without `GoesOn`.
     Died,
-    /// The supervisor keeps everything and goes on.
+    /// The supervisor continues to serve.
     GoesOn,
 }
 
 impl Before {
-    /// The supervisor `pid` has connected.
+    /// Watches the supervisor `pid`, which has connected.
     pub(super) fn new(channel: Channel, pid: Pid) -> Self {
         let process = match pidfd_open(pid, PidfdFlags::NONBLOCK) {
             Ok(fd) => watched(fd, Interest::READABLE).map_or(Process::Unknown, Process::Open),
@@ -67,8 +67,8 @@ impl Before {
         Self { channel, process }
     }
 
-    /// Returns when the supervisor closed its end of the channel or sent `GoesOn`. `was_told`: a
-    /// message was sent to it.
+    /// Waits until the supervisor closes its end of the channel or sends `GoesOn`; returns which.
+    /// `was_told`: `Taken` was sent to the supervisor.
     pub(super) async fn end(&self, was_told: bool) -> End {
         match self.channel.ended().await {
             Ok(()) if was_told => End::Taken,
@@ -98,9 +98,9 @@ pub(super) const STOPPED: &str = "--takeover: the running daemon was stopped; st
 pub(super) const TOO_SLOW: &str = "--takeover: timed out, and the running daemon continues; if it \
                                    does not run, start this one without --takeover";
 
-/// The result of `opens`. `None`: the predecessor closed the channel first, and its process lives.
-/// If its process died, `is_last` is set, and `opens` is waited for: nobody else waits for this
-/// supervisor.
+/// Runs `opens` and returns its result. `None`: the predecessor closed the channel before `opens`
+/// was done, and its process lives. If the predecessor dies, sets `is_last` and runs `opens` to its
+/// end, since no other process waits for this one.
 pub(super) async fn unless_it_goes_on<T>(
     before: &mut Option<Before>,
     is_last: &AtomicBool,
@@ -110,7 +110,7 @@ pub(super) async fn unless_it_goes_on<T>(
     if let Some(waits) = before {
         tokio::select! {
             biased;
-            // The predecessor sends nothing before it knows that everything is open.
+            // The predecessor sends nothing, except `GoesOn`, before it has read `Taken`.
             end = waits.end(false) => match end {
                 End::Died => is_last.store(true, Ordering::Relaxed),
                 End::Taken | End::GoesOn => return None,

@@ -19,13 +19,14 @@ pub enum HandoffMessage {
         /// The name under which a service manager hands the socket in.
         name: String,
     },
-    /// The description that holds a disk: of an image with its lock, or of memory.
+    /// The open file description of a disk: that of an image, with the lock, or that of the disk's
+    /// memory.
     Disk {
         /// The device's name.
         device: String,
     },
     /// The export of an NBD server that the guest of a disk was told of. The next supervisor need
-    /// not ask the server, which may be away or have another disk by now.
+    /// not ask the server, which may be unreachable, or may export another disk by now.
     Export {
         /// The device's name.
         device: String,
@@ -34,8 +35,8 @@ pub enum HandoffMessage {
         /// The answer of the server, with the size of the last resize.
         told: ExportSpec,
     },
-    /// The queues of a tap, as file descriptors in the order of the pairs; the first of them, or
-    /// more of them.
+    /// Queues of a tap, as file descriptors in the order of the queue pairs. A tap with many queues
+    /// takes several messages.
     Queues {
         /// The device's name, or the domain of the switch whose uplink the tap is.
         device: String,
@@ -45,9 +46,9 @@ pub enum HandoffMessage {
         /// The device's name.
         device: String,
     },
-    /// The locks by which nobody else serves the disks of a Xen, each a file descriptor.
+    /// The locks that keep other daemons from the disks of a Xen, each as a file descriptor.
     Locks {},
-    /// The bytes of a Xen guest's disk that is in memory: the file descriptor.
+    /// The file descriptor of the memory that holds a Xen guest's disk.
     XenMemory {
         /// The disk's kind.
         kind: String,
@@ -58,7 +59,8 @@ pub enum HandoffMessage {
         /// The key `params` of the disk in xenstore, by which the tool stack names its image.
         params: String,
     },
-    /// File descriptors that the journal of the client that comes next names.
+    /// File descriptors that the journal of a client names. The message [`Self::Client`] that
+    /// follows is about this client.
     SavedFds {
         /// The device's name.
         device: String,
@@ -80,7 +82,7 @@ pub enum HandoffMessage {
     },
     /// The lock byte of an earlier device process, in the disk's image. While the byte is locked,
     /// requests of that process may be in flight, and no device process may open the image. File
-    /// descriptors: copies of open files that still have to lock the byte.
+    /// descriptors: copies of those open files of the process on which the byte is not locked yet.
     Marked {
         /// The device's name.
         device: String,
@@ -110,21 +112,22 @@ pub(in crate::processes) struct AdoptedSession {
     /// The domain of its user.
     pub(in crate::processes) domain: String,
     pub(in crate::processes) socket: OwnedFd,
-    /// `None`: the front-end waits.
+    /// `None`: the front-end waits, and has no session yet.
     pub(in crate::processes) journal: Option<OwnedFd>,
     /// The descriptors that the journal names.
     pub(in crate::processes) named: Vec<(u64, Vec<OwnedFd>)>,
 }
 
-/// Device processes of an earlier supervisor, and their requests, that may still use a device. The
-/// device is given to no device process before they have ended.
+/// Device processes of an earlier supervisor, and their requests in flight, that may still use a
+/// device. The supervisor gives the device to no device process before these have ended.
 #[derive(Debug, Default)]
 pub(in crate::processes) struct LingeringIo {
     /// Processes, as pidfds.
     pub(in crate::processes) held: Vec<OwnedFd>,
-    /// Bytes of the device's image that are locked.
+    /// Lock bytes of the device's image: each stays locked until the requests of one process have
+    /// ended.
     pub(in crate::processes) marks: Vec<Locked>,
-    /// The share of these descriptors in the budget of front-ends.
+    /// Counts these descriptors in the budget of front-ends.
     pub(in crate::processes) part: Option<StandIns>,
 }
 
@@ -137,7 +140,7 @@ impl LingeringIo {
         self.part = Some(StandIns::up_to(u32::try_from(count).unwrap_or(u32::MAX)));
     }
 
-    /// The messages that hand copies of these descriptors to another supervisor.
+    /// Makes the messages that hand copies of these descriptors to another supervisor.
     ///
     /// # Errors
     /// The process may open no more files.
@@ -165,7 +168,7 @@ pub(in crate::processes) struct Locked {
     pub(in crate::processes) byte: i64,
     /// The device process could read the image, and not write to it.
     pub(in crate::processes) only_reads: bool,
-    /// Copies of the open files of that process which still have to lock the byte.
+    /// Copies of those open files of the process on which the byte is not locked yet.
     pub(in crate::processes) unmarked: Vec<OwnedFd>,
 }
 

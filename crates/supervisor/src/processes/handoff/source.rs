@@ -30,8 +30,8 @@ pub struct Shown {
     pub waits: Vec<String>,
 }
 
-/// A request to hand over a device, or the disks of a Xen. After the answer the device waits until
-/// the takeover has failed.
+/// A request to hand over a device, or the disks of a Xen. After the answer, the device is not
+/// served unless the takeover fails.
 #[derive(Debug)]
 pub struct HandoffRequest {
     pub(in crate::processes) reply: oneshot::Sender<Result<DeviceHandoff, String>>,
@@ -62,8 +62,7 @@ impl Processes {
     /// changes that were under way.
     ///
     /// # Errors
-    /// One line: some devices are served by no device process, or by a helper; or the takeover
-    /// failed.
+    /// One line: a device cannot be handed over, or the takeover failed.
     pub async fn hand_over(
         &self,
         path: &Path,
@@ -129,10 +128,10 @@ impl Processes {
         Err(problem)
     }
 
-    /// Refuses a takeover of devices without a device process, with a helper, or with an interface
-    /// by AF_XDP, which has one program at a time. A helper has its image locked and its socket
-    /// named as long as this supervisor runs: the helper of the next one could have neither, so
-    /// the next supervisor would end.
+    /// Refuses a takeover if a device has no device process, has a helper, or is an interface by
+    /// AF_XDP. An interface can have one XDP program at a time. A helper of this supervisor keeps
+    /// the image locked and its socket's path in use as long as this supervisor runs, so the next
+    /// supervisor could not start its own helper, and would end.
     fn can_hand_over(
         &self,
         shown: &Shown,
@@ -155,10 +154,10 @@ impl Processes {
         Ok(())
     }
 
-    /// Sends `GoesOn` to the supervisor that takes over, if there is one: this process goes on, or
-    /// was stopped. A next supervisor reads each message as it arrives, so the socket has room. A
-    /// next supervisor that does not read misses this message; it also lacks earlier messages
-    /// then, and serves nothing.
+    /// Sends `GoesOn` to the supervisor that takes over, if there is one, because this process
+    /// continues to serve or was stopped. The next supervisor reads each message as it arrives, so
+    /// the socket has room. If it does not read, it misses this message, but also earlier ones,
+    /// without which it serves nothing.
     pub(crate) async fn tell_successor(&self) {
         let Some(channel) = self.successor().take() else { return };
         if let Ok(bytes) = message::emit(&HandoffMessage::GoesOn {}) {
@@ -166,6 +165,8 @@ impl Processes {
         }
     }
 
+    /// Sends everything to the next supervisor; returns when that supervisor has answered `Taken`.
+    /// `waits`: the devices that wait for a resource.
     pub(super) async fn hand_off(
         &self,
         channel: &Channel,

@@ -1,6 +1,6 @@
 //! `Quiescing`: a device process stops for the next supervisor. Its queues stop, requests in flight
-//! end, and its front-ends stay connected; then it reports that. The supervisor need not wait for
-//! the end of the process.
+//! complete, and its front-ends stay connected; then it sends `Report::Quiesced`. After that report
+//! the supervisor need not wait for the end of the process.
 
 use super::DeviceProcess;
 use crate::processes::state::State;
@@ -15,7 +15,7 @@ use tokio::time::timeout;
 /// The state of one device process that quiesces.
 #[derive(Debug)]
 pub(super) struct Quiescing {
-    /// The command was sent.
+    /// The command `Quiesce` was sent.
     is_asked: AtomicBool,
     is_done: watch::Sender<bool>,
     /// The outcome was logged.
@@ -33,7 +33,7 @@ impl Quiescing {
         Self { is_asked, is_done, is_told, yields, held }
     }
 
-    /// Notes a pidfd of the process that the kernel does not end.
+    /// Stores a pidfd of the process, which was killed and which the kernel has not ended in time.
     pub(super) fn hold(&self, process: OwnedFd) {
         let _ = self.held.set(process);
     }
@@ -46,7 +46,7 @@ impl Quiescing {
     /// Handles the report that the process has quiesced.
     ///
     /// # Errors
-    /// The command was not sent.
+    /// The supervisor has not sent the command `Quiesce`.
     pub(super) fn complete(&self) -> Result<(), String> {
         if !self.is_asked.load(Ordering::Relaxed) {
             return Err("it quiesced without a request".to_owned());
@@ -74,7 +74,8 @@ impl DeviceProcess {
         self.end(reason);
     }
 
-    /// True if the process ended for no fault.
+    /// True if the process ended because another supervisor or domain gets its devices, not for a
+    /// fault.
     pub(in crate::processes) fn has_yielded(&self) -> bool {
         self.quiescing().yields.load(Ordering::Relaxed)
     }
@@ -84,9 +85,9 @@ impl DeviceProcess {
     /// has ended, or with a pidfd if the kernel does not end it: the other supervisor waits for
     /// that pidfd before it gives the devices to a process.
     ///
-    /// A compromised process may report that it has quiesced, and go on. That harms its own domain
-    /// alone: the supervisor waits until the descriptions of the images are closed before anybody
-    /// else gets them.
+    /// A compromised process may report that it has quiesced, and go on using its devices. That
+    /// harms its own domain alone: before another process gets an image, the supervisor waits until
+    /// all open file descriptions of the image that it had handed out are closed.
     pub(in crate::processes) async fn quiesce(&self, reason: &str) -> Option<OwnedFd> {
         if self.state() == State::Ended {
             return None;

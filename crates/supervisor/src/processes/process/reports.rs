@@ -1,4 +1,4 @@
-//! How the supervisor handles a device process's reports.
+//! Handles the reports of a device process.
 
 use super::{Device, DeviceProcess, is};
 use crate::processes::assigned::PendingRequest;
@@ -19,7 +19,7 @@ impl DeviceProcess {
     /// Handles a report. An error ends the process.
     ///
     /// # Errors
-    /// The process does not have the device, or sent what it may not.
+    /// The process was not given the device, or may not send this report now.
     pub(in crate::processes) fn handle(
         &self,
         report: Report,
@@ -136,8 +136,9 @@ impl DeviceProcess {
         Ok(device.assigned.journals.clone())
     }
 
-    /// Returns when few enough descriptors of front-ends wait to be closed, or with the reason why
-    /// the process ends. If the process is told to end, this does not wait for the descriptors.
+    /// Waits until few enough descriptors of front-ends wait to be closed. Fails with the reason
+    /// why the process must end: the closes take too long, or the process has ended or was told to
+    /// end.
     pub(super) async fn closed(&self, pidfd: &AsyncFd<OwnedFd>) -> Result<(), String> {
         let mut state = self.state.subscribe();
         tokio::select! {
@@ -149,13 +150,15 @@ impl DeviceProcess {
         }
     }
 
+    /// Returns when few enough descriptors that the process has sent wait to be closed.
     pub(super) async fn closes(&self) {
         let of = |device: &Device| device.assigned.journals.clone();
         let all: Vec<_> = self.lock().values().map(of).collect();
         for journals in all {
             journals.closes().await;
         }
-        // The janitor of the domain closes the descriptors of reports that may not have any.
+        // Descriptors of reports that may carry none go to the domain's janitor, so wait for that
+        // one, too.
         self.members.janitor.room().await;
     }
 

@@ -3,10 +3,11 @@
 use std::collections::VecDeque;
 use std::sync::{Mutex, PoisonError};
 
-/// Most names that are kept: the last ones.
+/// The most names that are remembered: the last ones.
 const LOST_MAX: usize = 1024;
 
-/// The names of devices that were taken from a device process. Only the supervisor adds to them.
+/// The names of devices that were taken from a device process. Only the supervisor adds names,
+/// never a report of the process.
 #[derive(Debug, Default)]
 pub(super) struct Lost(Mutex<VecDeque<String>>);
 

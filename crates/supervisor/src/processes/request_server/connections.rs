@@ -18,7 +18,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 pub(super) struct Connections {
     /// Connections that may be open.
     max: usize,
-    /// Closes the copies: a process that has the socket chose how long the last close takes.
+    /// Closes the copies on its thread: a process that has the socket can make the last close take
+    /// long.
     janitor: Arc<Janitor>,
     open: Mutex<Open>,
 }
@@ -37,7 +38,7 @@ struct Copied {
 
 impl Copied {
     fn shut(&self) {
-        // An error means that it is not connected any more.
+        // An error means that the socket is not connected any more.
         let _ = shutdown(&self.socket, Shutdown::Both);
     }
 
