@@ -1,4 +1,4 @@
-//! Watches the host's interfaces, and tells each network device when its own may have changed.
+//! Watches the host's interfaces. When one changes, the network device that has it checks its port.
 
 use crate::model::Registry;
 use manyring_backend::sys::link::LinkEvents;
@@ -9,7 +9,8 @@ use std::io;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
-/// The kernel's reports of interfaces; `None`: no device has one, or the kernel reports nothing.
+/// A subscription to the kernel's reports of interfaces; `None`: no device has an interface, or
+/// subscribing failed.
 #[derive(Debug, Default)]
 pub(crate) struct HostLinks(Option<AsyncFd<LinkEvents>>);
 
@@ -34,7 +35,7 @@ impl HostLinks {
         Self(events.ok())
     }
 
-    /// True if the kernel's reports are subscribed to.
+    /// True if there is a subscription.
     pub(crate) fn is_open(&self) -> bool {
         self.0.is_some()
     }

@@ -45,7 +45,7 @@ use std::time::Duration;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 
-/// Commands that wait for a disk's task.
+/// The most commands that wait for a disk's task.
 const COMMANDS_MAX: usize = 16;
 /// This path exists if the kernel's own back-end (xen-blkback) serves disks.
 const KERNELS_BACK_END: &str = "/sys/bus/xen-backend/drivers/vbd";
@@ -89,9 +89,9 @@ struct Shared {
     journals: Journals,
     processes: Processes,
     domains: Domains,
-    /// The disks in memory whose task has ended, for their next task.
+    /// For disks in memory whose task has ended: their bytes, for the next task.
     memory: Mutex<HashMap<DeviceId, Memory>>,
-    /// The disks in memory that a task has.
+    /// The disks in memory that a task serves now.
     in_memory: Mutex<HashSet<DeviceId>>,
     /// For each disk that a task has: handles that tell whether requests of its device processes
     /// are in flight.
@@ -109,7 +109,7 @@ pub(crate) struct XenDisks {
 
 impl XenDisks {
     /// Connects to xenstore and to the hypervisor. `left`: locks and memory of disks that another
-    /// supervisor handed over. Needs a tokio runtime.
+    /// supervisor handed over. Must run in a tokio runtime.
     ///
     /// # Errors
     /// [`XenError`]
@@ -173,8 +173,8 @@ impl XenDisks {
     }
 
     /// Serves the disks until `stop` turns true. If xenstore is lost, connects again: until then
-    /// the queues run on, and then new tasks take them over. If another supervisor takes over, all
-    /// disks are left to it.
+    /// the queues run on, and then new tasks take them over. If another supervisor takes over,
+    /// hands all disks over to it.
     pub(crate) async fn serve(mut self, mut stop: watch::Receiver<bool>) {
         let mut disks = Disks::default();
         let (mut asked, is_there) = self.shared.processes.register_xen(self.name());
@@ -214,7 +214,8 @@ impl XenDisks {
             let xen = &self.shared.plan.name;
             tracing::warn!(xen, "requests in flight of disks did not complete; abandoning them");
         }
-        // Removes the journals of disks that are gone. Without xenstore nobody knows which are.
+        // Remove the journals of disks that xenstore no longer has. Without xenstore it is unknown
+        // which these are.
         if let (Some(there), false) = (&disks.there, is_lost) {
             self.shared.state_dir.keep(|disk| there.contains(disk));
         }
@@ -229,8 +230,8 @@ impl XenDisks {
             Err(error) => return error,
         };
         let (sender, mut presences) = mpsc::channel(1);
-        // Discovery has a task of its own: `select!` would drop a look half-way, with the disks
-        // that it had seen.
+        // Discovery runs in a task of its own: `select!` would cancel it in the middle, and lose
+        // the disks that it had found.
         let mut looks = JoinSet::new();
         looks.spawn(async move {
             loop {
@@ -268,8 +269,8 @@ impl XenDisks {
         }
     }
 
-    /// Connects again to a xenstore that was lost, as soon as it answers. `None`: the process
-    /// ends.
+    /// Connects again to a xenstore whose connection was lost; retries until xenstore answers.
+    /// `None`: the process is stopping.
     async fn find_again(
         &self,
         error: &StoreError,
@@ -326,10 +327,10 @@ struct Serving {
     leave: watch::Sender<bool>,
 }
 
-/// The disks that are there, and the tasks that serve them.
+/// The disks that xenstore has, and the tasks that serve disks.
 #[derive(Debug, Default)]
 struct Disks {
-    /// `None`: the disks were not read yet since the last connection to xenstore.
+    /// The disks that xenstore has; `None`: not read yet since the last connection to xenstore.
     there: Option<HashSet<DeviceId>>,
     tasks: JoinSet<DeviceId>,
     /// Disks that have a task, also disks that xenstore no longer has.
@@ -352,7 +353,7 @@ impl Disks {
         }
     }
 
-    /// Has the task of a disk leave the disk; the disk's next task takes it over.
+    /// Tells the task of a disk to leave the disk as it is; the disk's next task takes it over.
     fn leave(&self, id: &DeviceId) {
         if let Some(serving) = self.running.get(id) {
             serving.leave.send_replace(true);
@@ -380,8 +381,9 @@ impl Disks {
         self.there.as_ref().map(|there| there.contains(id))
     }
 
-    /// Starts a task for a disk that is there and has none. A disk that came back while requests of
-    /// its previous task are in flight gets its task when these requests have ended.
+    /// Starts a task for a disk that xenstore has and that has no task. A disk that was removed and
+    /// added again while requests of its previous task are in flight gets its task when that one
+    /// has ended.
     fn go_on(&mut self, id: DeviceId, xen: &XenDisks, stop: &watch::Receiver<bool>) {
         let is_there = self.is_there(&id);
         if is_there == Some(false) {
@@ -410,12 +412,12 @@ fn endpoint_at(path: &Path) -> StoreEndpoint {
     if is_device { StoreEndpoint::Device(path) } else { StoreEndpoint::Socket(path) }
 }
 
-/// Waits for `time`; true if `stop` turned true before it was over.
+/// Waits for `time`; returns true at once when `stop` turns true.
 async fn ends_within(stop: &watch::Receiver<bool>, time: Duration) -> bool {
     tokio::time::timeout(time, ended(&mut stop.clone())).await.is_ok()
 }
 
-/// Returns when the process ends.
+/// Returns when `stop` has turned true.
 async fn ended(stop: &mut watch::Receiver<bool>) {
     let _ = stop.wait_for(|stop| *stop).await;
 }

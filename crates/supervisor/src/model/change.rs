@@ -69,7 +69,7 @@ pub enum Change {
 }
 
 impl Change {
-    /// The device that it names; none for a group or a whole plan.
+    /// The device that the change names; `None` for a change of a group or of the whole plan.
     pub(crate) fn device(&self) -> Option<&str> {
         match self {
             Self::Put { device, .. } => Some(&device.plan().name),
@@ -85,41 +85,41 @@ impl Change {
 /// The steps that were carried out, or would be.
 #[derive(Clone, Debug, Deserialize, Serialize, utoipa::ToSchema)]
 pub struct Done {
-    /// How many changes the process has seen.
+    /// The generation: how many changes the daemon has carried out.
     pub generation: u64,
     /// The step that was carried out for each device.
     pub steps: Vec<StepInfo>,
 }
 
-/// Why nothing was done.
+/// Why a change was refused. Nothing was changed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refused {
     /// There is no such device.
     #[error("{0}")]
     Missing(String),
-    /// Another device, a front-end or another process uses what the change needs.
+    /// Another device, a front-end or another process uses a resource that the change needs.
     #[error("{0}")]
     Conflict(String),
     /// The request is wrong: repeating it cannot succeed.
     #[error("{0}")]
     Wrong(String),
-    /// The configuration has changed since the caller looked at it.
+    /// The configuration has changed since the client read it.
     #[error("the generation has changed to {0}")]
     Moved(u64),
-    /// The host refuses what the change needs, or does not answer in time.
+    /// A system call that the change needs failed, or has not returned in time.
     #[error("{0}")]
     Host(String),
-    /// Too many others wait for their changes: asked again later, this one may be done.
+    /// Too many other changes wait. The client can send the request again.
     #[error("too many changes are under way; try again")]
     Busy,
 }
 
-/// A change, who asks for it, and who waits for the answer.
+/// A change, the process that asks for it, and the channel for the answer.
 #[derive(Debug)]
 pub struct Order {
     pub(crate) change: Change,
     pub(crate) who: Who,
-    /// The daemon itself asks, since another change or a session has ended.
+    /// The daemon itself asks for the change, because a session has ended.
     pub(crate) follows: bool,
     pub(crate) answer: oneshot::Sender<Result<Done, Refused>>,
 }

@@ -6,18 +6,18 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::watch;
 use utoipa::ToSchema;
 
-/// Events that are kept; older ones are forgotten.
+/// The number of events that are kept; older ones are dropped.
 const EVENTS_MAX: usize = 1024;
 
-/// Something has become of a device.
+/// A change of a device's state.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, ToSchema)]
 pub(crate) struct Event {
-    /// Each has the next number; the first one is 1.
+    /// The number of the event: 1 for the first, and one more for each later one.
     pub(crate) number: u64,
     pub(crate) device: String,
     /// `serving`, `waiting` or `failed` (its state has changed), `removed`, `connected`, `left`.
     pub(crate) event: &'static str,
-    /// Why it is not served.
+    /// Why the device is not served.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) reason: Option<String>,
 }
@@ -25,9 +25,9 @@ pub(crate) struct Event {
 /// The events after a given number.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct Since {
-    /// The number of the last event: where to go on.
+    /// The number of the last event, for `since` of the next request.
     pub(crate) last: u64,
-    /// Some events are forgotten: the devices must be looked at.
+    /// True if events after `since` were dropped: the client must read the devices instead.
     pub(crate) lost: bool,
     pub(crate) events: Vec<Event>,
 }

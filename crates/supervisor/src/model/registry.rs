@@ -30,23 +30,23 @@ impl Controlled {
     }
 }
 
-/// A device that is not served, because another process holds something that it needs, or because
-/// it cannot be served as things are.
+/// A device that is not served, because another process holds a resource of the device, or because
+/// opening the device failed.
 #[derive(Clone, Debug)]
 pub struct Waiting {
     /// The device's name in the configuration.
     pub name: String,
     /// `blk` or `net`.
     pub kind: &'static str,
-    /// How the device will be reached, for people.
+    /// The path or descriptor of the device's socket, as text.
     pub socket: String,
     /// The key of the configuration that names the missing resource.
     pub key: &'static str,
-    /// One sentence: which process holds the missing resource, as far as the system tells, or what
-    /// is wrong.
+    /// One sentence: which process holds the missing resource, if the system tells that, or which
+    /// error occurred.
     pub reason: String,
-    /// True if no other process is the cause: something is wrong. The device is retried all the
-    /// same.
+    /// True if opening failed for another reason than a resource that is in use. The device is
+    /// retried in both cases.
     pub(crate) is_failed: bool,
     /// Who has asked for the device: see [`manyring_config::plan::Place::origin`].
     pub origin: &'static str,
@@ -64,7 +64,7 @@ impl Waiting {
 pub enum Entry {
     /// The device is served.
     Served(Arc<Controlled>),
-    /// The device waits for something, or could not be opened.
+    /// The device waits for a resource, or could not be opened.
     Waiting(Arc<Waiting>),
 }
 
@@ -77,7 +77,7 @@ impl Entry {
     }
 }
 
-/// The devices, in the order in which they came. Clones share them.
+/// The devices, in the order in which they were added. Clones share the list.
 #[derive(Clone, Debug, Default)]
 pub struct Registry {
     entries: Arc<RwLock<Vec<Entry>>>,
@@ -98,12 +98,12 @@ impl Registry {
         self.read().clone()
     }
 
-    /// Takes all devices out, for a process that ends.
+    /// Takes all devices out of the registry, because the process ends.
     pub fn take(&self) -> Vec<Entry> {
         std::mem::take(&mut *self.write())
     }
 
-    /// How many devices are served, and how many wait, for people.
+    /// Returns the numbers of devices that are served and that wait, as a sentence.
     pub fn in_words(&self) -> String {
         let (all, served) = (self.read().len(), self.served().len());
         match all - served.min(all) {
@@ -121,7 +121,7 @@ impl Registry {
         self.read().iter().filter_map(of).collect()
     }
 
-    /// The device of this name.
+    /// Finds the device of this name.
     pub fn find(&self, name: &str) -> Option<Entry> {
         self.read().iter().find(|entry| entry.name() == name).cloned()
     }

@@ -1,6 +1,7 @@
 //! `Who`: who asks for a change.
 
-/// The process that asks for a change, by the kernel's credentials of its connection.
+/// The process that asks for a change, as the credentials of its connection (`SO_PEERCRED`) name
+/// it.
 #[derive(Clone, Debug, Default)]
 pub struct Who {
     /// The user.

@@ -1,5 +1,5 @@
-//! `Apart`: a disk whose front-end a device process serves: the resources that are opened for the
-//! device process, and those that are kept until it has left the rings.
+//! `Apart`: a disk whose front-end a device process serves. It opens the resources of the front-end
+//! for the device process, and keeps others open until the process has left the rings.
 
 use super::hypervisor::{Hypervisor, LentBell};
 use super::start::journal;
@@ -107,7 +107,7 @@ impl Apart {
         Err(refused("no device process is available".to_owned()))
     }
 
-    /// Has the device process leave the rings.
+    /// Has the device process stop serving the rings, and leave them as they are.
     pub(super) async fn stop(&self) {
         self.front.disconnect().await;
     }
@@ -118,8 +118,8 @@ impl Apart {
     }
 }
 
-/// Passes the faults of a connection to the handshake. When the device process has ended, has the
-/// disk's task leave the disk to the next task.
+/// Passes the faults of a connection to the disk's handshake. When the device process has ended,
+/// tells the disk's task to leave the disk, so that the next task takes it over.
 pub(super) async fn follow(
     served: XenServed,
     number: u32,

@@ -5,11 +5,11 @@
 //! the rings over. The handoff carries the locks by which no other daemon serves these disks, and
 //! the bytes of disks in memory.
 //!
-//! A disk whose requests do not end is left as a killed device process leaves it. Until the host
-//! has ended these requests, the open files of the device process keep a byte of the image locked
-//! (its mark), so that the next supervisor cannot open the image. An image that is only read can
-//! be opened before that: the next supervisor gets the marks, and gives the disk to no device
-//! process before these files are closed.
+//! If requests of a disk do not complete in time, its device process is killed. Until the host has
+//! ended these requests, the open files of the device process keep a byte of the image locked (its
+//! mark), so that the next supervisor cannot open the image. An image that is only read can be
+//! opened before that: the next supervisor gets the marks, and gives the disk to no device process
+//! before these files are closed.
 
 use super::memory::{Bytes, Memory};
 use super::{Disks, Shared, XenDisks, disk_name};
@@ -23,8 +23,8 @@ use tokio::task::JoinSet;
 use tokio::time::timeout;
 
 impl XenDisks {
-    /// Hands the disks over, whose tasks were told to leave them. Returns when the takeover has
-    /// failed: the disks are served here again then.
+    /// Hands the disks over. The caller has told their tasks to leave them. Returns only if the
+    /// takeover has failed: the disks are then served here again.
     pub(super) async fn hand_over(&self, disks: &mut Disks, mut handoff_request: HandoffRequest) {
         let left = tokio::select! {
             left = self.leave(disks) => left,
@@ -49,12 +49,12 @@ impl XenDisks {
         self.left()
     }
 
-    /// Kills the device processes whose disks do not stop, and waits for their ends. Their
+    /// Kills the device processes whose disks do not stop, and waits until they have ended. Their
     /// requests may still be in flight in the kernel.
     ///
     /// # Errors
-    /// The kernel does not end a process, which still has the event channels of its guest. The
-    /// next supervisor could not bind these and would close the disks.
+    /// The kernel does not end a process, so the process still has the event channels of its guest.
+    /// The next supervisor could not bind these channels, and would close the disks.
     async fn end_processes_of(&self, disks: &Disks) -> Result<(), String> {
         let mut processes = BTreeSet::new();
         for id in disks.running.keys() {
@@ -116,8 +116,8 @@ impl Shared {
         self.endings.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Stores the handles of a disk that a task has from now on, and drops those of tasks that
-    /// have ended.
+    /// Stores the handles of a disk that a task begins to serve, and drops those of tasks that have
+    /// ended.
     pub(super) fn note_endings(&self, id: &DeviceId, of_disk: Weak<XenEndings>) {
         let mut all = self.endings();
         all.retain(|_, endings| endings.strong_count() > 0);
@@ -125,7 +125,8 @@ impl Shared {
     }
 }
 
-/// Takes the bytes of disks of these kinds out of what another supervisor handed over.
+/// Takes the memory of the disks of these kinds out of `left`, which another supervisor handed
+/// over.
 pub(super) fn taken(left: &mut OfXen, kinds: &[String]) -> HashMap<DeviceId, Memory> {
     let all = std::mem::take(&mut left.memory);
     let (own, others): (Vec<_>, _) = all.into_iter().partition(|of| kinds.contains(&of.kind));

@@ -1,5 +1,6 @@
-//! `XenHost`: serves one disk of a Xen guest, as its handshake asks: opens what the tool stack
-//! names, connects queues to the front-end's rings, stops them.
+//! `XenHost`: one disk of a Xen guest, for its handshake (`transport::xenbus`), which calls it to
+//! open the image that the tool stack names, to connect queues to the front-end's rings, and to
+//! stop them.
 
 use super::apart::{self, Apart};
 use super::hypervisor::{Hypervisor, Lender};
@@ -29,7 +30,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::Instant;
 
-/// Most faults that wait for the handshake: the first one ends the connection.
+/// The most faults that are queued for the handshake. The first one ends the connection.
 const EVENTS_MAX: usize = 16;
 
 /// Serves one disk.
@@ -41,7 +42,7 @@ pub(super) struct XenHost {
     /// Commands to this disk's own handshake.
     commands: mpsc::Sender<Command>,
     stop: watch::Receiver<bool>,
-    /// Has this task leave the disk to the next one.
+    /// Tells this task to leave the disk to the disk's next task.
     leave: watch::Sender<bool>,
     opened: Option<Opened>,
     /// Taking over the rings failed for a reason that may pass: the disk is opened again.
@@ -79,7 +80,7 @@ struct Running {
     _tasks: JoinSet<()>,
     /// Dropped after the queues have stopped: until then pages of the domain are mapped.
     _held: (Option<Lender>, Vec<Channel>),
-    /// Kept open for the device process that serves the queues.
+    /// For queues that a device process serves: the resources that stay open here.
     _kept: Option<apart::Kept>,
 }
 
@@ -205,7 +206,8 @@ impl XenHost {
     }
 
     fn close_device(&mut self) {
-        // True if the next task, or this one, opens the disk again: keep a disk in memory for it.
+        // True if the next task, or this one, opens the disk again: then keep the bytes of a disk
+        // in memory.
         let is_left = std::mem::take(&mut self.is_tried_again) || *self.stop.borrow();
         if let Some(opened) = self.opened.take() {
             // Dropping the entry closes nothing: `opened` still has the device.
@@ -230,7 +232,7 @@ impl XenHost {
         }
     }
 
-    /// Waits until the former disk is closed: another process or disk may have its file then.
+    /// Waits until the former disk is closed, so that another process or disk can open its file.
     pub(super) async fn closed(&mut self) {
         if let Some(closing) = self.closing.take() {
             let _ = closing.await;
@@ -258,7 +260,7 @@ impl XenHost {
         let hypervisor = self.hypervisor.clone();
         let (id, shared) = (self.id.clone(), self.shared.clone());
         let connection = config.clone();
-        // Mapping and binding are calls of the hypervisor, which may take their time.
+        // Mapping pages and binding event channels are calls of the hypervisor, which may block.
         let started =
             aside(move || start(&id, &shared, &device, &hypervisor, &connection, &sender)).await;
         let Some(Started { queues, held, error }) = started else {
@@ -286,8 +288,8 @@ impl XenHost {
         if let Some(opened) = &self.opened {
             opened.connected.send_replace(false);
             if let (Served::Apart(apart), Some(_)) = (&opened.served, &self.running) {
-                // Before `running` is dropped, which keeps the event channels of the process
-                // bound.
+                // Stop the device process before `running` is dropped: `running` keeps the event
+                // channels of the process bound.
                 apart.stop().await;
             }
         }

@@ -12,18 +12,18 @@ use rustix::io::Errno;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Why the hypervisor's interfaces cannot be used.
+/// Why the grant device or the simulated Xen cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum HypervisorError {
-    /// The grant device, or a page.
+    /// Opening the grant device, or mapping a page, failed.
     #[error(transparent)]
     Grants(#[from] GrantError),
-    /// The simulated Xen's socket for calls.
+    /// Connecting to the simulated Xen failed.
     #[error("the simulated Xen refuses calls: {0}")]
     Simulated(std::io::Error),
 }
 
-/// Where grants and event channels come from.
+/// The hypervisor whose grants are mapped and whose event channels are bound.
 #[derive(Debug)]
 pub(super) enum Hypervisor {
     /// Xen's devices.
@@ -45,12 +45,12 @@ pub(super) struct LentGrants {
     pub(super) grants: OwnedFd,
     /// Only for a simulated Xen.
     pub(super) seat: Option<XenSeat>,
-    /// The connection by which a simulated Xen knows the other process. Kept until that process
-    /// has unmapped the pages.
+    /// The connection to a simulated Xen. It must stay open until the other process has unmapped
+    /// the pages.
     pub(super) xen: Option<Arc<SimulatedXen>>,
 }
 
-/// An event channel, for another process.
+/// The descriptors of a bound event channel, for a device process.
 #[derive(Debug)]
 pub(super) struct LentBell {
     pub(super) fds: Vec<OwnedFd>,
@@ -60,7 +60,7 @@ pub(super) struct LentBell {
     pub(super) channel: Option<Channel>,
 }
 
-/// An event channel of a queue.
+/// A bound event channel, as kick and call of a queue in this process.
 #[derive(Debug)]
 pub(super) struct Bell {
     pub(super) kick: Kick,
@@ -84,7 +84,7 @@ impl Hypervisor {
         }
     }
 
-    /// The right to map pages that `domain` lends.
+    /// Returns the right to map pages that `domain` lends.
     ///
     /// # Errors
     /// Errors of the simulated Xen. `ESRCH`: there is no such domain.
@@ -102,8 +102,8 @@ impl Hypervisor {
         }
     }
 
-    /// The descriptors by which a device process maps the pages of `domain`: a grant device of its
-    /// own, or the memory of a simulated domain.
+    /// Opens the descriptors by which a device process maps pages of `domain`: a grant device, or
+    /// the memory of a simulated domain.
     ///
     /// # Errors
     /// The grant device cannot be opened. `ESRCH`: the simulated Xen has no such domain.
@@ -158,8 +158,9 @@ impl Hypervisor {
 }
 
 impl LentGrants {
-    /// As [`Hypervisor::bind`], for the process that maps the pages. The event device is
-    /// restricted to `domain`: the process can reach no other domain by it.
+    /// Binds an event channel as [`Hypervisor::bind`] does, for the device process. The descriptor
+    /// of the event device is restricted to `domain`, so that the process can reach no other domain
+    /// by it.
     ///
     /// # Errors
     /// `EINVAL`: there is no such channel.
@@ -179,13 +180,14 @@ impl LentGrants {
 }
 
 impl Lender {
-    /// Maps the pages of the domain.
+    /// Returns the mapper of the domain's pages.
     pub(super) fn mapper(&self) -> &GrantMapper {
         &self.mapper
     }
 }
 
-/// Binds, and tries again for a while if another process may still have the port.
+/// Calls `bind`; if `inherited`, retries for [`XEN_BIND`], since a former process may still have
+/// the port.
 fn patiently<T>(inherited: bool, bind: impl Fn() -> Result<T, Errno>) -> Result<T, Errno> {
     let mut left = if inherited { XEN_BIND } else { Duration::ZERO };
     loop {

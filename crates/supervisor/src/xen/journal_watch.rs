@@ -1,12 +1,12 @@
-//! `Journals`: the journals of rings that are served. They are watched, since somebody may remove
-//! them.
+//! `Journals`: watches the journal files of rings that are served, since a user or a program may
+//! remove them, and a compromised device process may make them too long.
 //!
 //! A journal that was removed or replaced, by a cleaner of old files or by an operator, is still
-//! mapped and written. But the next process would not find it, and would have to close the disk.
-//! So each journal is checked once a second. When a journal is gone, its disk is left as at the
-//! end of the process: its queues stop, the journal is written into a new file, and the disk is
-//! taken over from there. A journal that was truncated cannot be restored while requests wait, so
-//! the operator is told.
+//! mapped and written. But the next process would not find it, and would have to close the disk. So
+//! each journal is checked once a second. When a journal is gone, the disk's task leaves the disk,
+//! as at the end of the process: its queues stop, the journal is written into a new file, and the
+//! disk's next task takes the rings over by that file. A journal that was truncated cannot be
+//! restored while requests are in flight, so a warning is logged.
 //!
 //! A device process can write to its journals, and only this check keeps a compromised process
 //! from filling the file system with them. A journal that is longer than any ring needs is
@@ -28,7 +28,7 @@ use tokio::io::unix::AsyncFd;
 use tokio::sync::mpsc;
 use tokio::time::{sleep, timeout};
 
-/// Bytes of events of the folder of journals that are read at once.
+/// The size of the buffer for inotify events of the folder, in bytes.
 const EVENTS_BYTES: usize = 4096;
 
 /// The journals of all disks that are served, by disk.
@@ -45,12 +45,12 @@ struct Kept {
     process: Option<XenHolder>,
 }
 
-/// The result of a check: journals that are gone, and device processes that misused theirs.
+/// The result of a check of all journals.
 #[derive(Debug, Default)]
 pub(super) struct Looked {
     /// Disks whose journals are gone and can be written again.
     pub(super) lost: Vec<DeviceId>,
-    /// Device processes that have made a journal too long.
+    /// Device processes one of whose journals is too long.
     pub(super) fills: Vec<XenHolder>,
 }
 
@@ -61,14 +61,14 @@ impl Journals {
         self.held.lock().unwrap_or_else(PoisonError::into_inner).insert(disk.clone(), kept);
     }
 
-    /// Notes the sizes of the journals of a disk, whose queues are served now.
+    /// Stores the sizes of a disk's journals, when its queues have begun to be served.
     pub(super) fn measure(&self, disk: &DeviceId) {
         let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
         let journals = held.get_mut(disk).into_iter().flat_map(|kept| &mut kept.journals);
         journals.for_each(Held::measure);
     }
 
-    /// Ends the watch of the journals of a disk, whose queues have stopped; returns the journals.
+    /// Ends the watch of a disk's journals, when its queues have stopped; returns the journals.
     pub(super) fn take(&self, disk: &DeviceId) -> Vec<Held> {
         let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
         held.remove(disk).map(|kept| kept.journals).unwrap_or_default()
@@ -79,7 +79,8 @@ impl Journals {
         self.held.lock().unwrap_or_else(PoisonError::into_inner).is_empty()
     }
 
-    /// Checks all journals; truncates those that are too long, and logs once what became of each.
+    /// Checks all journals; truncates those that are too long, and logs once for each what is wrong
+    /// with it.
     pub(super) fn look(&self, folder: &StateDir) -> Looked {
         let mut looked = Looked::default();
         let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
@@ -91,7 +92,8 @@ impl Journals {
                     folder.cut(journal);
                     looked.fills.extend(process.clone());
                 }
-                // Before its ring is served a journal has no known size: it can only be too long.
+                // Until its ring is served, the right size of a journal is not known: report only a
+                // journal that is too long.
                 if journal.is_told || !journal.is_measured() && fate != Fate::Grown {
                     continue;
                 }
@@ -153,7 +155,8 @@ pub(super) async fn watch(shared: Arc<Shared>, sender: mpsc::Sender<DeviceId>) {
     }
 }
 
-/// Returns when a file in the folder of journals has been written to by a call.
+/// Returns when a system call has written to a file in the folder of journals; never, if that
+/// cannot be watched.
 async fn written(writes: Option<&AsyncFd<OwnedFd>>) {
     let Some(writes) = writes else { return std::future::pending().await };
     let read = |fd: &OwnedFd| Ok(rustix::io::read(fd, &mut [0; EVENTS_BYTES])?);

@@ -1,4 +1,5 @@
-//! Disks of Xen guests that are in memory: their bytes go from one task of a disk to the next one.
+//! Disks of Xen guests that are in memory: passes their bytes from one task of a disk to the next
+//! one.
 
 use super::Shared;
 use manyring_backend::blk::Disk;
@@ -36,8 +37,9 @@ impl Shared {
         self.memory().insert(id.clone(), memory);
     }
 
-    /// The bytes that a former task left of a disk. They stay stored until the disk is open, since
-    /// opening it may fail; then [`Self::forget_memory`] drops them.
+    /// Returns the bytes of a disk that a former task has left. They stay stored here, since
+    /// opening the disk may fail; when it is open, the caller drops them with
+    /// [`Self::forget_memory`].
     pub(super) fn memory_of(&self, id: &DeviceId, params: &str) -> io::Result<Option<Bytes>> {
         let all = self.memory();
         match all.get(id) {
@@ -58,7 +60,7 @@ impl Shared {
         }
     }
 
-    /// Notes whether a task has this disk in memory.
+    /// Stores whether a task serves this disk from memory now.
     pub(super) fn note_in_memory(&self, id: &DeviceId, is_open: bool) {
         let mut all = self.in_memory.lock().unwrap_or_else(PoisonError::into_inner);
         if is_open {
@@ -72,7 +74,7 @@ impl Shared {
         self.in_memory.lock().unwrap_or_else(PoisonError::into_inner).contains(id)
     }
 
-    /// Forgets the bytes of disks that are not there.
+    /// Drops the bytes of disks that xenstore no longer has.
     pub(super) fn keep_memory_of(&self, is_there: impl Fn(&DeviceId) -> bool) {
         let gone: Vec<_> = self.memory().keys().filter(|id| !is_there(id)).cloned().collect();
         gone.iter().for_each(|id| self.forget_memory(id));

@@ -70,8 +70,8 @@ pub(super) fn start(
     started
 }
 
-/// The journal of a queue. `None`: none can be created, so no other process can take the ring
-/// over.
+/// Opens the journal of a queue, or creates it. `None`: creating it failed, so no other process can
+/// take the ring over; the ring is served all the same.
 pub(super) fn journal(
     id: &DeviceId,
     shared: &Shared,

@@ -4,11 +4,11 @@
 //! KIND.lock                        the pid of the process that has the journals, and its lock
 //! KIND-DOMAIN-DEVICE.qN.journal    the journal of queue N of a disk
 //! ```
-//! A process that serves the disks of a kind also holds a lock whose place no key changes
-//! (`Served`).
-//! A journal's contents: `manyring_queue::blkif`, docs/design/0012. Processes that serve other
-//! kinds have their files in the same folder. Two that serve the same disks would take each other's
-//! rings over, so a process that cannot have the locks of its kinds ends at once.
+//! A process that serves the disks of a kind also holds a lock at a path that does not depend on
+//! `state_dir` (`Served`). `manyring_queue::blkif` and docs/design/0012 describe the contents of a
+//! journal. Processes that serve different kinds can share the folder. Two processes that serve the
+//! same disks would take over each other's rings, so a process that cannot get the locks of its
+//! kinds ends at once.
 
 use manyring_serve::times::{XEN_LOCKS, XEN_LOCKS_RETRY};
 use manyring_transport::xenbus::DeviceId;
@@ -28,9 +28,10 @@ const WRITABLE_BY_OTHERS: u32 = 0o022;
 const STICKY: u32 = 0o1000;
 /// Longest journal in bytes. The journal of the largest ring takes little more than half of it.
 const JOURNAL_MAX: u64 = 128 << 10;
-/// Most bytes that its file system has allocated for a journal: tmpfs may do so in pieces of 2 MiB.
+/// The most bytes that the file system may have allocated for a journal: tmpfs may allocate 2 MiB
+/// at once.
 const ALLOCATED_MAX: u64 = (2 << 20) + JOURNAL_MAX;
-/// Bytes of a block as `stat` counts them.
+/// The unit of `st_blocks`, in bytes.
 const STAT_BLOCK: u64 = 512;
 /// The end of a journal's file name.
 const SUFFIX: &str = ".journal";
@@ -68,8 +69,8 @@ impl StateDirError {
     }
 }
 
-/// The Xen whose disks are served. It decides where the locks are that keep a second process from
-/// these disks, whatever folder that process has for its journals.
+/// The Xen whose disks are served. It decides the path of the locks that keep a second process from
+/// these disks, even if that process has another folder for its journals.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Served<'a> {
     /// This machine's Xen: its locks are in this folder.
@@ -91,9 +92,9 @@ pub(super) struct StateDir {
 }
 
 impl StateDir {
-    /// Opens the folder, which is created if it is missing, and takes the locks of these kinds.
-    /// May wait for a process that is just ending. `left`: the locks that another supervisor
-    /// handed over.
+    /// Opens the folder, which is created if it is missing, and takes the locks of these kinds. May
+    /// wait for another process that has the locks and is ending. `left`: the locks that another
+    /// supervisor handed over.
     ///
     /// # Errors
     /// [`StateDirError`]
@@ -121,7 +122,8 @@ impl StateDir {
         Ok(Self { path: path.to_owned(), folder, kinds: kinds.to_vec(), locks })
     }
 
-    /// Copies of the locks for the next supervisor, which holds them together with this process.
+    /// Duplicates the descriptors of the locks for the next supervisor, which then shares the locks
+    /// with this process.
     ///
     /// # Errors
     /// The process may open no more files.
@@ -134,8 +136,8 @@ impl StateDir {
         self.locks.iter().for_each(sign);
     }
 
-    /// The journal of a disk's queue: the existing one if the ring is `taken_over`, else a new
-    /// one.
+    /// Opens the journal of a disk's queue: the existing one if the ring is `taken_over`, else a
+    /// new one.
     ///
     /// # Errors
     /// [`StateDirError::File`].
@@ -153,13 +155,14 @@ impl StateDir {
         create(&self.folder, Path::new(&name)).map_err(|errno| StateDirError::File { path, errno })
     }
 
-    /// Opens the journal of a queue for the watch. `None`: no file descriptor is left.
+    /// Duplicates the descriptor of a queue's journal, to watch the journal. `None`: the process
+    /// may open no more files.
     pub(super) fn held(&self, disk: &DeviceId, queue: usize, file: &OwnedFd) -> Option<Held> {
         let name = journal_name(disk, queue);
         Some(Held { name, file: file.try_clone().ok()?, size: 0, is_told: false })
     }
 
-    /// Tells whether a journal whose ring is served is still whole and in its place.
+    /// Checks whether a journal whose ring is served still has its path and all its bytes.
     pub(super) fn fate(&self, journal: &Held) -> Fate {
         let Ok(own) = fstat(&journal.file) else { return Fate::Kept };
         let [len, blocks] = [own.st_size, own.st_blocks].map(|count| count.unsigned_abs());
@@ -176,7 +179,8 @@ impl StateDir {
         }
     }
 
-    /// Truncates a journal to the size that it may have, which also frees blocks behind its end.
+    /// Truncates a journal to its size when its ring began to be served. This also frees blocks
+    /// that were allocated behind its end.
     pub(super) fn cut(&self, journal: &Held) {
         let size = match journal.size {
             0 => JOURNAL_MAX,
@@ -195,8 +199,9 @@ impl StateDir {
         }
     }
 
-    /// A descriptor that becomes readable when a file of the folder is written to or made longer by
-    /// a call; stores to a mapped file do not count. `None`: the system has none to give.
+    /// Opens a descriptor that becomes readable when a system call writes to a file of the folder
+    /// or makes it longer. Stores to a mapped file cause no event. `None`: inotify is not
+    /// available.
     pub(super) fn writes(&self) -> Option<OwnedFd> {
         let fd = inotify::init(inotify::CreateFlags::CLOEXEC | inotify::CreateFlags::NONBLOCK);
         let (fd, folder) = (fd.ok()?, format!("/proc/self/fd/{}", self.folder.as_raw_fd()));
@@ -209,7 +214,7 @@ impl StateDir {
         self.path.join(&journal.name)
     }
 
-    /// True if there is room for a copy of the journal, which this writes.
+    /// Writes a copy of the journal; returns true if the file system had room for it.
     pub(super) fn can_write(&self, journal: &Held) -> bool {
         self.copy(journal).is_ok()
     }
@@ -249,7 +254,7 @@ impl StateDir {
         self.remove(|of| of == disk);
     }
 
-    /// Removes the journals of disks of these kinds that are not there.
+    /// Removes the journals of disks of this process's kinds that xenstore no longer has.
     pub(super) fn keep(&self, is_there: impl Fn(&DeviceId) -> bool) {
         self.remove(|disk| self.kinds.contains(&disk.kind) && !is_there(disk));
     }
@@ -264,10 +269,10 @@ impl StateDir {
     }
 }
 
-/// Whether a journal is still whole and in its place.
+/// The result of a check of a journal's file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Fate {
-    /// The file is in its place, and whole.
+    /// The file still has its path and all its bytes.
     Kept,
     /// The folder has no file, or another file, under the journal's name.
     Gone,
@@ -284,7 +289,7 @@ pub(super) struct Held {
     file: OwnedFd,
     /// The size in bytes when the ring began to be served; 0 before that.
     size: i64,
-    /// The operator was told what became of the journal.
+    /// A log line has told the operator what is wrong with the journal.
     pub(super) is_told: bool,
 }
 
@@ -294,7 +299,7 @@ impl Held {
         self.size > 0
     }
 
-    /// Notes the size of the journal, whose ring is served now.
+    /// Stores the size of the journal, when its ring has begun to be served.
     pub(super) fn measure(&mut self) {
         self.size = fstat(&self.file).map_or(0, |found| found.st_size);
     }
@@ -323,11 +328,11 @@ fn create(folder: &OwnedFd, name: &Path) -> Result<OwnedFd, Errno> {
     openat(folder, name, CREATE, Mode::RUSR | Mode::WUSR)
 }
 
-/// How files are opened, no symlink followed.
+/// Flags for opening files; a symlink is not followed.
 const CREATE: OFlags =
     OFlags::RDWR.union(OFlags::CREATE).union(OFlags::CLOEXEC).union(OFlags::NOFOLLOW);
 
-/// Opens a folder that nobody else may write to; makes it if it is not there.
+/// Opens a folder, which is created if it is missing. Fails if other users may write to it.
 fn open_folder(path: &Path) -> Result<OwnedFd, StateDirError> {
     let failed = |errno| StateDirError::Folder { path: path.to_owned(), errno };
     let made = std::fs::DirBuilder::new().recursive(true).mode(0o700).create(path);
