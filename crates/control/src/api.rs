@@ -1,4 +1,4 @@
-//! The routes of the control API, and the handlers that only show something. Errors are JSON too.
+//! The routes of the control API, and the handlers of `GET` requests. Errors are JSON, too.
 
 use crate::named::entry;
 use crate::refusal::{Problem, Refusal, aside};
@@ -116,7 +116,7 @@ struct Index {
 #[utoipa::path(
     get,
     path = "/v1",
-    responses((status = 200, body = Index, description = "Where to look on")),
+    responses((status = 200, body = Index, description = "The version and the paths")),
 )]
 async fn index() -> Json<Index> {
     static INDEX: OnceLock<Index> = OnceLock::new();
@@ -129,8 +129,8 @@ async fn index() -> Json<Index> {
     Json(index.clone())
 }
 
-/// The name under which the index lists a path. `None`: it lists neither itself nor paths that hold
-/// the name of a device.
+/// Returns the name under which the index lists a path; `None`: the path is not listed, because it
+/// is that of the index, or contains the name of a device.
 fn link(path: &str) -> Option<&str> {
     let (_, last) = path.rsplit_once('/').filter(|_| path != "/v1" && !path.contains('{'))?;
     last.split('.').next()
@@ -225,7 +225,7 @@ struct From {
     path = "/v1/events",
     params(From),
     responses(
-        (status = 200, body = Since, description = "What has happened"),
+        (status = 200, body = Since, description = "The events"),
     )
 )]
 async fn events(

@@ -80,7 +80,7 @@ pub(super) struct Announce {}
 #[derive(Debug, Serialize, ToSchema)]
 pub(super) struct Announced {
     name: String,
-    /// True: the guest has been asked to announce itself.
+    /// Always true: the guest's driver was asked to announce the guest.
     announces: bool,
 }
 
@@ -93,8 +93,8 @@ pub(super) struct Announced {
     responses(
         (status = 200, body = Resized, description = "Its size now"),
         (status = 404, body = Problem, description = "No device has the name"),
-        (status = 409, body = Problem, description = "Not now, or not without `shrink`"),
-        (status = 422, body = Problem, description = "Never for this device"),
+        (status = 409, body = Problem, description = "Busy, or smaller without `shrink`"),
+        (status = 422, body = Problem, description = "The device does not support this"),
     )
 )]
 pub(super) async fn resize(
@@ -159,8 +159,8 @@ pub(super) async fn resize(
     responses(
         (status = 200, body = Linked, description = "Its link now"),
         (status = 404, body = Problem, description = "No device has the name"),
-        (status = 409, body = Problem, description = "Not now"),
-        (status = 422, body = Problem, description = "Never for this device"),
+        (status = 409, body = Problem, description = "The device is busy or not served yet"),
+        (status = 422, body = Problem, description = "The device does not support this"),
     )
 )]
 pub(super) async fn link(
@@ -187,8 +187,8 @@ pub(super) async fn link(
     responses(
         (status = 200, body = MtuSet, description = "Its MTU now"),
         (status = 404, body = Problem, description = "No device has the name"),
-        (status = 409, body = Problem, description = "Not now"),
-        (status = 422, body = Problem, description = "Never for this device"),
+        (status = 409, body = Problem, description = "The device is busy or not served yet"),
+        (status = 422, body = Problem, description = "The device does not support this"),
     )
 )]
 pub(super) async fn mtu(
@@ -218,10 +218,10 @@ pub(super) async fn mtu(
     params(("name" = String, Path, description = "Name of the device", example = "vm1")),
     request_body = Option<Announce>,
     responses(
-        (status = 200, body = Announced, description = "The guest has been told to"),
+        (status = 200, body = Announced, description = "The guest's driver was asked"),
         (status = 404, body = Problem, description = "No device has the name"),
-        (status = 409, body = Problem, description = "The driver does not run, or cannot"),
-        (status = 422, body = Problem, description = "Never for this device"),
+        (status = 409, body = Problem, description = "No driver runs that can announce the guest"),
+        (status = 422, body = Problem, description = "The device does not support this"),
     )
 )]
 pub(super) async fn announce(

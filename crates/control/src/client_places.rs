@@ -5,12 +5,13 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::task::AbortHandle;
 
-/// Clients at a time.
+/// The most clients of a socket at a time.
 const ALL_MAX: usize = 64;
-/// Clients of one user at a time.
+/// The most clients of one user at a time.
 const USER_MAX: usize = 16;
 
-/// The places of the connected clients, the oldest first. Clones share them.
+/// The connected clients of a socket, the oldest first. Each takes up one *place* of at most
+/// [`ALL_MAX`]. Clones share the list.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Places {
     taken: Arc<Mutex<Vec<Taken>>>,
@@ -20,9 +21,9 @@ pub(super) struct Places {
 /// Whether the daemon works on a client's request or answer; a client with neither is idle.
 #[derive(Debug, Default)]
 pub(super) struct Busy {
-    /// A request is being handled.
+    /// The daemon handles a request of the client.
     pub(super) asks: AtomicBool,
-    /// The rest of an answer waits for the client to read.
+    /// The client has not read all of an answer yet.
     pub(super) takes: AtomicBool,
 }
 
@@ -32,6 +33,7 @@ impl Busy {
     }
 }
 
+/// A client that has a place.
 #[derive(Debug)]
 struct Taken {
     number: u64,

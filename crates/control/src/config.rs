@@ -66,9 +66,9 @@ pub(super) async fn show(Extract(state): Extract<State>) -> Result<Response, Ref
         description = "A configuration file"
     ),
     responses(
-        (status = 200, body = Done, description = "What was done, or would be"),
-        (status = 409, body = Problem, description = "A device is in use, or taken elsewhere"),
-        (status = 412, body = Problem, description = "The generation is another"),
+        (status = 200, body = Done, description = "The steps that were carried out, or would be"),
+        (status = 409, body = Problem, description = "A device or a resource is in use"),
+        (status = 412, body = Problem, description = "The generation has changed"),
         (status = 422, body = Problem, description = "The configuration is wrong"),
     )
 )]
@@ -101,7 +101,7 @@ pub(super) async fn replace(
 }
 
 /// Makes the answer, then returns free memory to the host. A plan takes far more memory than its
-/// text, and `done` holds parts of it, so the answer is written first.
+/// text, and `done` refers to parts of the plan, so the answer is made first.
 async fn answer(done: Result<Done, Refusal>) -> Result<Response, Refusal> {
     let answer = done.map(|done| Json(done).into_response());
     aside(heap::give_back).await?;
@@ -114,7 +114,7 @@ async fn answer(done: Result<Done, Refusal>) -> Result<Response, Refusal> {
     path = "/v1/reload",
     params(How),
     responses(
-        (status = 200, body = Done, description = "What was done, or would be"),
+        (status = 200, body = Done, description = "The steps that were carried out, or would be"),
         (status = 409, body = Problem, description = "There is no file, or a device is in use"),
         (status = 422, body = Problem, description = "The configuration is wrong"),
     )

@@ -34,10 +34,10 @@ pub(super) struct Force {
     params(("name" = String, Path, description = "Name of the device", example = "vm1")),
     request_body = DeviceKeys,
     responses(
-        (status = 200, body = Done, description = "It was there, and is as wanted now"),
-        (status = 201, body = Done, description = "It was added"),
-        (status = 409, body = Problem, description = "A front-end or somebody else is in the way"),
-        (status = 422, body = Problem, description = "Never for this device"),
+        (status = 200, body = Done, description = "The device existed, and has these keys now"),
+        (status = 201, body = Done, description = "The device was added"),
+        (status = 409, body = Problem, description = "A VMM is connected, or a resource in use"),
+        (status = 422, body = Problem, description = "A key or its value is wrong"),
     )
 )]
 pub(super) async fn put(
@@ -74,9 +74,9 @@ pub(super) async fn put(
     params(("name" = String, Path, description = "Name of the device", example = "vm1")),
     request_body = LiveKeys,
     responses(
-        (status = 200, body = Done, description = "What was done"),
+        (status = 200, body = Done, description = "The steps that were carried out"),
         (status = 404, body = Problem, description = "No device has the name"),
-        (status = 409, body = Problem, description = "Not now"),
+        (status = 409, body = Problem, description = "The device is busy"),
         (status = 422, body = Problem, description = "A key is not live, or its value is wrong"),
     )
 )]
@@ -96,9 +96,9 @@ pub(super) async fn patch(
     path = "/v1/devices/{name}",
     params(("name" = String, Path, description = "Name of the device", example = "vm1"), Force),
     responses(
-        (status = 204, description = "It is gone"),
-        (status = 409, body = Problem, description = "A front-end uses it, or it is not the API's"),
-        (status = 422, body = Problem, description = "Never for this device"),
+        (status = 204, description = "No device has the name any more"),
+        (status = 409, body = Problem, description = "A VMM is connected, or not an API device"),
+        (status = 422, body = Problem, description = "The change is not possible"),
     )
 )]
 pub(super) async fn delete(

@@ -1,10 +1,11 @@
 //! The control socket: HTTP with JSON over a unix socket, for the users whom its mode admits.
 //!
 //! ```text
-//! in    HTTP requests at two sockets: one for everything, one that only shows; scrapes of metrics
-//! out   a Change, by ChangeSender, to the supervisor; the answers
+//! in    HTTP requests at two sockets, one of them read-only; scrapes of metrics
+//! out   each Change, through ChangeSender, to the supervisor; the answers
 //! ```
-//! Begin with `api.rs` (the routes), `socket.rs` (clients) and `snapshot.rs` (what is shown).
+//! Begin with `api.rs` (the routes), `socket.rs` (clients) and `snapshot.rs` (the answers about
+//! devices).
 //!
 //! The crate runs on the control thread and never blocks it: work that may block or take long (a
 //! resize, collecting the counters of many queues) runs on a thread of its own. Names of paths and

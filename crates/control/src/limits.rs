@@ -63,9 +63,9 @@ pub(super) async fn show(Extract(state): Extract<State>) -> Result<Json<Limits>,
     params(("group" = String, Path, description = "Name of the group", example = "gold")),
     request_body = RawLimit,
     responses(
-        (status = 200, body = Done, description = "What was done"),
+        (status = 200, body = Done, description = "The steps that were carried out"),
         (status = 404, body = Problem, description = "No group has the name"),
-        (status = 409, body = Problem, description = "Not now"),
+        (status = 409, body = Problem, description = "Another change is under way"),
         (status = 422, body = Problem, description = "A key or its value is wrong"),
     )
 )]

@@ -24,7 +24,8 @@ use std::sync::Arc;
 /// Upper bounds of the buckets of a histogram of times, each given as the n of `2^n - 1`
 /// nanoseconds: from 1 us to 17 s, a factor of four apart. The control API shows finer buckets.
 const TIME_BOUNDS: [u32; 13] = [10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30, 32, 34];
-/// Upper bounds of the buckets of a histogram of plain numbers, as the n of `2^n - 1`: 1 to 1023.
+/// Upper bounds of the buckets of a histogram of plain numbers, each given as the n of `2^n - 1`:
+/// from 1 to 1023.
 const COUNT_BOUNDS: [u32; 6] = [1, 2, 4, 6, 8, 10];
 
 /// All metrics of the process.
@@ -33,7 +34,7 @@ pub(crate) fn text(state: &State, format: Format) -> String {
     out.family("manyring_build", Sort::Info, None, "The program");
     out.line(format_args!("version=\"{}\"", env!("CARGO_PKG_VERSION")), 1);
     let generation = state.shown.borrow().0;
-    let help = "How many configurations the process has carried out";
+    let help = "Generation: how many changes of the configuration the process has carried out";
     out.family("manyring_config_generation", Sort::Gauge, None, help);
     out.alone(generation);
     process::write(&mut out);
@@ -62,12 +63,12 @@ fn devices(out: &mut Text, state: &State) {
     gauge("manyring_device_link_up", None, "1 while the guest's link is up", &|view| {
         view.side.as_net().map(|net| net.is_link_up().into())
     });
-    let mtu = "MTU that the guest is told, or else the interface's";
+    let mtu = "MTU that the device reports to the guest, or else that of the interface";
     gauge("manyring_device_mtu_bytes", bytes, mtu, &|view| {
         let net = view.side.as_net()?;
         net.mtu().or_else(|| net.port().mtu()).map(u64::from)
     });
-    let attached = "Queue pairs that the host may use";
+    let attached = "Queue pairs over which the host spreads flows";
     gauge("manyring_device_attached_pairs", None, attached, &|view| {
         u64::try_from(view.side.as_net()?.attached_pairs()).ok()
     });
@@ -76,7 +77,7 @@ fn devices(out: &mut Text, state: &State) {
     });
     rooms(out, state);
     let all = state.devices.all();
-    let help = "1 while another process holds what the device needs: what its key names";
+    let help = "1 while the device is not served; label key: the key of the missing resource";
     out.family("manyring_device_waiting", Sort::Gauge, None, help);
     for entry in &all {
         let (name, key, value) = match entry {
@@ -121,7 +122,7 @@ fn processes(out: &mut Text, state: &State) {
     for process in &processes {
         out.line(format_args!("process=\"{}\",state=\"{}\"", process.process, process.state), 1);
     }
-    let help = "1 while the device process has answered the last question";
+    let help = "1 if the device process has answered the last request for counters in time";
     out.family("manyring_device_process_answers", Sort::Gauge, None, help);
     for process in &processes {
         out.line(format_args!("process=\"{}\"", process.process), u8::from(process.answers));
@@ -135,7 +136,8 @@ fn processes(out: &mut Text, state: &State) {
     for process in &processes {
         out.line(format_args!("process=\"{}\"", process.process), process.starts);
     }
-    let help = "Memory of the device process, what guests share with it and it has touched too";
+    let help =
+        "Resident memory of the device process, with the pages of guest memory that it has used";
     out.family("manyring_device_process_resident_memory_bytes", Sort::Gauge, Some("bytes"), help);
     for process in &processes {
         out.line(format_args!("process=\"{}\"", process.process), process.resident_bytes);
@@ -167,7 +169,7 @@ fn switch_ports(out: &mut Text, state: &State) {
 
 fn workers(out: &mut Text, state: &State) {
     let Workers { workers, stuck } = state.workers();
-    let help = "1 while a thread does not come back from serving a device";
+    let help = "1 while the thread is blocked while it serves the device";
     out.family("manyring_thread_stuck", Sort::Gauge, None, help);
     for thread in stuck {
         let (process, thread, device) = (of_process(&thread.process), thread.thread, thread.device);
@@ -192,13 +194,18 @@ fn workers(out: &mut Text, state: &State) {
     out.family(ran, Sort::Counter, Some("seconds"), "Time the worker ran on a CPU");
     each(out, &|worker| seconds(worker.ran_ns));
     let looked = "manyring_worker_looked_seconds";
-    out.family(looked, Sort::Counter, Some("seconds"), "Time the worker looked and found no work");
+    out.family(looked, Sort::Counter, Some("seconds"), "Time the worker polled and found no work");
     each(out, &|worker| seconds(worker.looked_ns));
     let waits = "manyring_worker_device_waits";
-    out.family(waits, Sort::Counter, None, "Times a device of the host made the worker wait");
+    out.family(
+        waits,
+        Sort::Counter,
+        None,
+        "Times a call to a block device of the host blocked the worker for 4 ms or more",
+    );
     each(out, &|worker| worker.device_waits.to_string());
     let pause = "manyring_worker_move_pause_seconds";
-    let help = "Time a queue paused that came to the worker from another one";
+    let help = "Pause of a queue while it moved to this worker from another one";
     out.family(pause, Sort::Histogram, Some("seconds"), help);
     for (index, stats) in state.pool.worker_stats().iter().enumerate() {
         buckets(out, true, &format!("worker=\"{index}\""), &stats.pause_ns);
@@ -219,12 +226,13 @@ fn workers(out: &mut Text, state: &State) {
     }
 }
 
-/// The label of the device process, with its comma; empty for the daemon itself.
+/// The label that names the device process, followed by a comma; empty for a worker of the daemon
+/// itself.
 fn of_process(process: &str) -> String {
     if process.is_empty() { String::new() } else { format!("process=\"{process}\",") }
 }
 
-/// The stats of every queue that runs or has run, each with the labels of the queue.
+/// Returns the labels and the stats of every queue that runs or has run.
 fn all_queues(state: &State) -> Vec<(String, Arc<QueueStats>)> {
     let mut all = Vec::new();
     for device in state.devices.served().iter().map(|d| &d.view) {

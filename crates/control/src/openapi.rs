@@ -80,7 +80,7 @@ pub(super) fn complete(document: &mut OpenApi) {
     for item in document.paths.paths.values_mut() {
         let changes = [&mut item.put, &mut item.post, &mut item.delete, &mut item.patch];
         for operation in changes.into_iter().flatten() {
-            answer(operation, 403, "Not at this socket, or not for this user");
+            answer(operation, 403, "This socket is read-only, or the user may not do this");
             if operation.request_body.is_some() {
                 answer(operation, 413, "The body is too long");
             }
@@ -109,9 +109,9 @@ fn is_no_null(parameter: &mut RefOr<Parameter>) {
 }
 
 fn may_fail(operation: &mut Operation) {
-    answer(operation, 400, "The path, what stands behind it, or the body is not understood");
-    answer(operation, 500, "The host refuses, or the daemon has failed");
-    answer(operation, 503, "Too many clients, or changes: ask again");
+    answer(operation, 400, "The path, the query or the body cannot be parsed");
+    answer(operation, 500, "A system call failed or timed out, or the daemon has a bug");
+    answer(operation, 503, "Too many clients or changes: send the request again");
 }
 
 fn answer(operation: &mut Operation, status: u16, about: &str) {

@@ -42,7 +42,8 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequestParts<S> for Asked<T> {
     }
 }
 
-/// The whole body of a request. The header `content-type` is ignored: `curl -d` calls JSON a form.
+/// The whole body of a request. The header `content-type` is ignored: `curl -d` sends JSON as
+/// `application/x-www-form-urlencoded`.
 #[derive(Debug)]
 pub(super) struct Body(pub(super) Bytes);
 

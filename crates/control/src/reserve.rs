@@ -7,7 +7,8 @@ use rustix::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::Notify;
 
-/// The reserved descriptor; none while a client's connection uses the number that it had.
+/// The reserved descriptor; `None` after [`Self::spend`] has closed it for the connection of a
+/// client.
 #[derive(Debug)]
 pub(super) struct Reserve {
     kept: Mutex<Option<OwnedFd>>,

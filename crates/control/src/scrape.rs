@@ -1,7 +1,7 @@
 //! `GET /metrics`, at the control sockets and at a TCP address: formats and compression.
 //!
-//! Every user of the host can connect to the TCP address. It serves metrics alone, with the same
-//! timeouts and bounds for its clients as a control socket.
+//! Every user of the host can connect to the TCP address. It serves metrics alone; clients have the
+//! same timeouts and bounds as those of a control socket.
 
 use crate::answer::answer;
 use crate::client_places::Places;

@@ -1,5 +1,5 @@
 //! The answers of the API about devices, as JSON: written by the daemon, read by `manyring stats`.
-//! Those about workers are in `manyring_serve::workers`.
+//! The answers about workers are in `manyring_serve::workers`.
 
 #![allow(unused_qualifications, reason = "utoipa's macros write types by longer paths than needed")]
 
@@ -58,7 +58,7 @@ pub struct DeviceInfo {
     pub connected: bool,
     /// Path of the socket to which the front-end connects.
     pub socket: String,
-    /// Its queues, by their index.
+    /// The queues of the device, by their index.
     pub queues: Vec<QueueInfo>,
 }
 
@@ -72,7 +72,7 @@ pub enum Detail {
         disk: String,
         /// Bytes.
         size: u64,
-        /// The guest may not write.
+        /// Whether the disk is read-only for the guest.
         read_only: bool,
         /// Bytes: the logical block size of the disk's geometry.
         #[serde(default)]
@@ -137,7 +137,8 @@ impl From<RoomInfo> for Room {
 pub struct ConnectionInfo {
     /// Whether there is a connection.
     pub up: bool,
-    /// The queue shares it with others, because the server takes no more connections.
+    /// Whether the queue shares the connection with other queues, because the server accepts no
+    /// more connections.
     #[serde(default)]
     pub shared: bool,
     /// How often the connection was lost.
@@ -164,9 +165,9 @@ pub struct QueueInfo {
     /// The share of a network queue's packets that are to be segmented, 0 to 1.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gso_share: Option<f64>,
-    /// Its counters, by their names.
+    /// The counters of the queue, by their names.
     pub counters: BTreeMap<String, u64>,
-    /// Its histograms, by their names.
+    /// The histograms of the queue, by their names.
     pub histograms: BTreeMap<String, Summary>,
 }
 

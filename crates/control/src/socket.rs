@@ -44,7 +44,7 @@ pub struct Bound {
 enum Socket {
     /// A socket that the service manager or the previous daemon handed in. Its path exists.
     Named(Named),
-    /// A socket that was created, and gets its path when the devices' sockets have theirs.
+    /// A socket that was created without a path. It gets its path when the devices are served.
     Unnamed(Unnamed),
     /// No socket yet: another process listens at the path, or the file system does not respond.
     /// Creating the socket is retried.
@@ -92,9 +92,9 @@ async fn socket(
 }
 
 /// Serves the clients of all control sockets; never returns. The sockets get their paths only when
-/// `begun` resolves, which is when the devices are served: a client that can connect sees them all.
-/// `names` is dropped when each socket has its path or has begun to retry: the start of the daemon
-/// waits for that.
+/// `begun` resolves, which is when the devices are served: so a client that can connect sees all
+/// devices. The last clone of `names` is dropped when each socket has its path or is retried; the
+/// start of the daemon waits for that.
 pub async fn serve(
     sockets: Vec<Bound>,
     state: State,
@@ -120,8 +120,9 @@ pub async fn serve(
 }
 
 impl Socket {
-    /// Gives the socket its path, and returns it; retries until this succeeds. `names` is dropped
-    /// after the first attempt, whether it succeeded or not.
+    /// Gives the socket its path, and returns the socket; retries until this succeeds. Drops
+    /// `names` after the first attempt, whether it succeeded or not: the start of the daemon waits
+    /// for that ([`serve`]).
     async fn named(
         self,
         path: &Path,
@@ -168,9 +169,9 @@ struct Clients {
 }
 
 impl Clients {
-    /// Called when `accept` failed because no descriptor is left, and an earlier client uses the
-    /// reserved one. A client that sent a request soon gets its answer and disconnects, which
-    /// refills the reserve. If that does not happen in time, an idle client is disconnected.
+    /// Called when `accept` failed because no descriptor is left, and an earlier client's
+    /// connection uses the reserved one. When that client has got its answer and disconnects, the
+    /// reserve is refilled. If this takes too long, an idle client is disconnected.
     async fn make_room(&self) {
         if timeout(CONTROL_LISTEN_RETRY, self.reserve.refilled()).await.is_err()
             && self.places.free_one()

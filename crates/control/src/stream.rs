@@ -1,10 +1,10 @@
 //! `ClientStream`: the stream of a client of a control socket.
 //!
-//! A client may send file descriptors with its bytes, although the API takes none. Closing such a
-//! descriptor can block for as long as the client likes, for example if it belongs to a FUSE file.
-//! The kernel closes descriptors that a plain `read` ignores, and unread ones when the stream is
-//! closed, on the calling thread: the control thread, which serves all clients and sessions.
-//! So this stream receives every descriptor, and a janitor thread of the client closes it.
+//! A client may send file descriptors with its bytes, although the API takes none. The client can
+//! make the close of such a descriptor block without end, for example that of a FUSE file. The
+//! kernel closes descriptors that a plain `read` ignores, and unread ones when the stream is
+//! closed, on the calling thread: the control thread, which serves all clients and sessions. So
+//! this stream receives every descriptor, and a janitor thread of the client closes it.
 
 use manyring_engine::{Janitor, MESSAGE_FDS_MAX};
 use rustix::fd::OwnedFd;
@@ -30,7 +30,7 @@ impl ClientStream {
         Self { stream: Some(stream), janitor: Arc::new(Janitor::of("")) }
     }
 
-    /// The thread that closes the descriptors that the client has sent.
+    /// Returns the thread that closes the descriptors which the client has sent.
     pub(super) fn janitor(&self) -> Arc<Janitor> {
         self.janitor.clone()
     }

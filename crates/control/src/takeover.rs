@@ -32,7 +32,7 @@ pub(super) struct Takeover {
     request_body = Takeover,
     responses(
         (status = 403, body = Problem, description = "Only for root and the daemon's user"),
-        (status = 409, body = Problem, description = "It is not taken over, and goes on"),
+        (status = 409, body = Problem, description = "The takeover failed; this daemon continues"),
         (status = 422, body = Problem, description = "The body is wrong"),
     )
 )]
@@ -72,7 +72,7 @@ pub(super) async fn begin(
         Shown { served, helped, bound, waits: waits.collect() }
     };
     let (processes, service) = (state.processes, state.service);
-    // A task of its own: the handoff runs to its end even if the client disconnects.
+    // Run the handoff in a task: it must run to its end even if the client disconnects.
     let handing = async move { processes.hand_over(&socket, &service, shown).await };
     let problem = match tokio::spawn(handing).await {
         Ok(Ok(never)) => match never {},

@@ -24,9 +24,9 @@ pub(super) fn write(out: &mut Text, state: &State) {
         }
     };
     let (gauge, counter, bytes) = (Sort::Gauge, Sort::Counter, Some("bytes"));
-    let help = "1 while the connection to the disk's server is there";
+    let help = "1 while the connection to the disk's server is up";
     family("manyring_connection_up", gauge, None, help, &|c| c.is_up.into());
-    let help = "1 if the queue shares its connection, because the server takes no more of them";
+    let help = "1 if queues share the connection, because the server accepts no more connections";
     family("manyring_connection_shared", gauge, None, help, &|c| c.is_shared.into());
     let help = "Times the connection was lost";
     family("manyring_connection_losses", counter, None, help, &|c| c.losses);

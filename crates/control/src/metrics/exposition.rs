@@ -47,7 +47,7 @@ impl Format {
     }
 }
 
-/// The type of a family of metrics.
+/// The type of a metric family.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Sort {
     Counter,

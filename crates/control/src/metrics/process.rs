@@ -9,7 +9,7 @@ use rustix::process::{Resource, getrlimit};
 use rustix::time::{ClockId, clock_gettime};
 use std::fs;
 
-/// Writes all metrics of the process, except those whose value cannot be read from the kernel.
+/// Writes all metrics of the process; a value that the kernel does not give is left out.
 pub(super) fn write(out: &mut Text) {
     let cpu = clock_gettime(ClockId::ProcessCPUTime);
     let cpu_ns = nanoseconds(cpu.tv_sec, cpu.tv_nsec);
@@ -26,15 +26,21 @@ pub(super) fn write(out: &mut Text) {
     let page = u64::try_from(rustix::param::page_size()).ok();
     let started = field(&stat, 22).zip(boot_time()).map(|(ticks, boot)| boot + ticks / TICKS);
     let sec = Some("seconds");
-    gauge("process_start_time_seconds", sec, "Start of the process since 1970", started);
+    gauge(
+        "process_start_time_seconds",
+        sec,
+        "Start of the process, in seconds since 1970",
+        started,
+    );
     gauge("process_threads", None, "Threads of the process", field(&stat, 20));
     let bytes = Some("bytes");
-    let virtual_help = "Address space of the process, guest memory and all";
+    let virtual_help = "Address space of the process, with mapped guest memory";
     gauge("process_virtual_memory_bytes", bytes, virtual_help, field(&stat, 23));
     let resident = field(&stat, 24).zip(page).map(|(pages, page)| pages * page);
-    let resident_help = "Memory of the process, what guests share with it and it has touched too";
+    let resident_help =
+        "Resident memory of the process, with the pages of guest memory that it has used";
     gauge("process_resident_memory_bytes", bytes, resident_help, resident);
-    let heap_help = "Memory that the process has allocated, without stacks and what guests share";
+    let heap_help = "Memory that the process has allocated, without stacks and guest memory";
     gauge("manyring_heap_bytes", bytes, heap_help, heap::in_use());
     let open = fs::read_dir("/proc/self/fd").ok().map(|all| all.count() as u64);
     gauge("process_open_fds", None, "File descriptors that are open", open);
