@@ -1,5 +1,5 @@
-//! Computes the steps from the running plan to the desired one, from the two plans alone: nothing
-//! of the host is looked at.
+//! Computes the steps from the running plan to the desired one. It compares the two plans alone,
+//! and looks at no file or interface of the host.
 
 use super::plan::{Class, Domains, Plan, SwitchPlan, Wanted, class_of};
 use serde::{Deserialize, Serialize};
@@ -9,7 +9,7 @@ use std::collections::BTreeSet;
 /// A step from the running plan to the desired one.
 #[derive(Clone, Debug)]
 pub struct Step {
-    /// Name of the device or switch; the table, like `[daemon]`, for keys that belong to neither.
+    /// Name of the device or switch; for keys that belong to neither, their table, like `[daemon]`.
     pub name: String,
     /// The change that the step makes.
     pub what: What,
@@ -22,18 +22,19 @@ pub enum What {
     Add(Wanted),
     /// The device is removed.
     Remove,
-    /// These keys of the device have other values, which take effect when their [`Class`] says.
+    /// These keys of the device have new values. The [`Class`] says when they take effect.
     Change(Wanted, Class, Vec<String>),
-    /// The switch is added. This step comes before those of the devices that are its ports.
+    /// The switch is added. This step precedes the steps of the devices that are ports of the
+    /// switch.
     AddSwitch(SwitchPlan),
-    /// These keys of the switch have other values. The device process of the switch is replaced by
-    /// one with the new values at once.
+    /// These keys of the switch have new values. A new device process with these values replaces
+    /// the switch's process at once.
     ChangeSwitch(SwitchPlan, Vec<String>),
-    /// The switch is removed. This step comes after those of its ports.
+    /// The switch is removed. This step follows the steps of the devices that are its ports.
     RemoveSwitch,
-    /// These groups of `[[limit]]` get other rates.
+    /// These groups of `[[limit]]` get new rates.
     Limits(Vec<String>),
-    /// These keys have other values, which the daemon reads only when it starts.
+    /// These keys have new values, which the daemon reads only when it starts.
     NeedsRestart(Vec<String>),
 }
 
@@ -68,7 +69,8 @@ impl Step {
     }
 }
 
-/// The step of one device; the caller knows that the plans differ in no other device.
+/// Returns the step of one device, none if it does not differ. The caller knows that the plans
+/// differ in no other device.
 pub fn diff_of(name: &str, running: &Plan, desired: &Plan) -> Vec<Step> {
     let step = |what| Step { name: name.to_owned(), what };
     let what = match (running.device(name), desired.device(name)) {
@@ -80,7 +82,7 @@ pub fn diff_of(name: &str, running: &Plan, desired: &Plan) -> Vec<Step> {
     what.map(step).into_iter().collect()
 }
 
-/// The step that gives groups of limits their new rates; `None` if no rate differs.
+/// Returns the step that gives groups of limits their new rates; `None` if no rate differs.
 pub fn limits(running: &Plan, desired: &Plan) -> Option<Step> {
     let names = running.limit.iter().chain(&desired.limit).map(|group| &group.name);
     let names: BTreeSet<_> = names.collect();
@@ -92,7 +94,7 @@ pub fn limits(running: &Plan, desired: &Plan) -> Option<Step> {
     (!names.is_empty()).then(|| Step { name: "[[limit]]".to_owned(), what: What::Limits(names) })
 }
 
-/// The change of a device that both plans have; `None` if its keys are the same.
+/// Compares a device that both plans have; returns `None` if all its keys are equal.
 fn changed_device(former: &Wanted, device: &Wanted) -> Option<What> {
     let keys = changed(&former.keys(), &device.keys());
     let class = class(device, &keys);
@@ -145,10 +147,11 @@ pub fn diff(running: &Plan, desired: &Plan) -> Vec<Step> {
     steps
 }
 
-/// The class of a change of several keys: that of the key whose change costs the guest most.
+/// Returns the class of a change of several keys: the class of the key whose change costs the guest
+/// most.
 fn class(device: &Wanted, keys: &[String]) -> Class {
     let of = |key: &String| match (key.as_str(), device) {
-        // A removed `mtu` gives no value to set on the running interface.
+        // If `mtu` is removed, there is no value that could be set on the running interface.
         ("mtu", Wanted::Net(net)) if net.options.mtu.is_none() => Class::Reconnect,
         (key, _) => class_of(key).unwrap_or(Class::Replace),
     };

@@ -3,15 +3,15 @@
 
 use super::numbers;
 
-/// An error suggests a known key in place of an unknown one only if [`likeness`] gives the two at
-/// least this value (0 to 1).
+/// The least [`likeness`] (0 to 1) of an unknown key to a known one for which an error suggests the
+/// known key.
 const ALIKE: f64 = 0.7;
 
 /// The Rust types of numbers, as serde names them in errors.
 const NUMERIC: [&str; 6] = ["u16", "u32", "u64", "usize", "i32", "i64"];
 
-/// The key whose value ends in the last of these lines. The key may stand in an earlier line, if
-/// its value is a list of several lines.
+/// Returns the key whose value ends in the last of these lines. The key may stand in an earlier
+/// line, if its value is a list over several lines.
 pub(super) fn key_of<'a>(lines: impl Iterator<Item = &'a str>) -> &'a str {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_".contains(c);
     let key = |line: &'a str| line.split_once('=').map(|(key, _)| key.trim());
@@ -60,8 +60,8 @@ fn hint(line: &str, problem: &str) -> Option<String> {
     None
 }
 
-/// How similar an unknown key is to a known one, 0 to 1. A part of the known key, like `queues` of
-/// `num_queues`, counts as 1.
+/// Returns how similar an unknown key is to a known one, from 0 to 1. An unknown key that is a part
+/// of the known one, like `queues` of `num_queues`, counts as 1.
 fn likeness(unknown: &str, known: &str) -> f64 {
     let is_part = unknown.len() >= 4 && known.contains(unknown);
     if is_part { 1.0 } else { strsim::jaro_winkler(unknown, known) }

@@ -1,8 +1,8 @@
-//! The properties of a key, which stand beside its definition in `tables.rs`: when a change of the
-//! key takes effect, and which numbers the key takes.
+//! The properties of a key: when a change of the key takes effect, and which numbers the key
+//! accepts. `tables.rs` gives them beside the definition of each key.
 
-/// When another value of a key takes effect while the daemon runs. The order is that of the cost
-/// for the guest.
+/// When a new value of a key takes effect while the daemon runs. Ordered by the cost for the guest,
+/// the least first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Class {
     /// At once, also for a connected front-end.
@@ -14,7 +14,7 @@ pub enum Class {
 }
 
 impl Class {
-    /// Its name in answers and documents.
+    /// The name of the class in answers of the API and in documents.
     pub fn name(self) -> &'static str {
         match self {
             Self::Live => "live",
@@ -29,7 +29,7 @@ impl Class {
 pub(crate) struct Key {
     pub(crate) name: &'static str,
     pub(crate) class: Class,
-    /// The range of the key's numbers; `None`: the key takes no number.
+    /// The range of the key's numbers; `None`: its value is no number.
     pub(crate) numbers: Option<Numbers>,
 }
 
@@ -42,10 +42,12 @@ pub(crate) struct Numbers {
     pub(crate) words: Option<&'static str>,
 }
 
+/// A range of which every number is allowed.
 pub(crate) const fn all(min: u64, max: u64) -> Numbers {
     Numbers { min, max, words: None }
 }
 
+/// A range of which only the numbers are allowed that `words` describes.
 pub(crate) const fn some(min: u64, max: u64, words: &'static str) -> Numbers {
     Numbers { min, max, words: Some(words) }
 }
@@ -53,13 +55,14 @@ pub(crate) const fn some(min: u64, max: u64, words: &'static str) -> Numbers {
 /// The largest C `int`, and so the largest number of a file descriptor.
 pub(crate) const INT_MAX: u64 = 0x7fff_ffff;
 
-/// The numbers in a key's value, to check them against the key's range. File descriptors (`i32`)
-/// are left out: the code that adopts a descriptor reports what is wrong with it.
+/// Lists the numbers in a key's value, to check them against the key's range. File descriptors
+/// (`i32`) are left out: the code that adopts a descriptor reports errors of it.
 pub(crate) trait Given {
     fn given(&self) -> Vec<u64>;
 }
 
-/// A type of number that a key can have; `None`: it is not checked against a range.
+/// A type of number that a key can have. `number` returns `None` for a type that is not checked
+/// against a range.
 pub(crate) trait Number: Copy {
     fn number(self) -> Option<u64>;
 }

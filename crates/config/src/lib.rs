@@ -4,19 +4,19 @@
 //! ```text
 //! in    a file (`read`, `parse`), the options of a command (`planned`), a device of the
 //!       control API (`device`)
-//! out   Plan; DeviceSpec, what a device process is given of a device; the steps from one plan to
-//!       the next (`diff.rs`)
+//! out   Plan; DeviceSpec, the description of a device for its device process; the steps from one
+//!       plan to the next (`diff.rs`)
 //!
 //! tables.rs, tables/   the keys of a file, of a request of the control API and of the command
 //!                      line: one struct for each table, which serde, clap and the JSON schema read
-//! plan.rs, plan/       every value resolved and checked, nothing opened; makes the description
-//!                      that a device process gets (`manyring_protocol::spec`)
+//! plan.rs, plan/       resolves and checks every value, opens nothing; makes the description for
+//!                      a device process (`manyring_protocol::spec`)
 //! diff.rs              the steps that a change of the plan takes for each device
 //! explain.rs           rewords errors of the TOML parser for users
 //! ```
-//! A key is added in `tables.rs`, with its class, which says what a change of the key costs a
-//! guest, and with its numbers; it is resolved in `plan/`, to a field of the device's options if
-//! the device has it.
+//! To add a key: define it in `tables.rs`, with its class (what a change of the key costs a guest)
+//! and the numbers that it accepts; then resolve its value in `plan/`, into a field of the device's
+//! options if the device itself uses the key.
 //!
 //! ```
 //! let plan = manyring_config::parse(
@@ -92,8 +92,8 @@ pub fn read(path: &Path) -> Result<Plan, ConfigError> {
     let mut text = String::new();
     let read = std::fs::File::open(path)
         .and_then(|file| file.take(SIZE_MAX as u64 + 1).read_to_string(&mut text));
-    // One byte more than SIZE_MAX was allowed, so that a longer file is noticed, and not cut.
-    // One byte more than SIZE_MAX was allowed, so that a longer file is noticed, and not cut.
+    // `take` allowed one byte more than SIZE_MAX, so that a longer file is refused, and not
+    // truncated.
     read.map_err(|error| ConfigError::Unreadable(format!("--config: cannot read {at}: {error}")))?;
     let wrong = |error: String| ConfigError::Wrong(format!("{at}: {error}"));
     if text.len() > SIZE_MAX {

@@ -1,4 +1,4 @@
-//! The keys of a limit, of a device or a group.
+//! The keys of a limit: of a device, or of a group of devices.
 
 use super::place::{Place, PlanError};
 

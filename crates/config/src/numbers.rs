@@ -5,7 +5,7 @@ use super::key_class::{Numbers, all};
 use super::place::{Place, PlanError};
 use super::tables;
 
-/// The upper bound of a fault's `*_every`, which counts requests or frames.
+/// The largest number of a fault's key `*_every`, which counts requests or frames.
 const OFTEN: u64 = i64::MAX as u64;
 
 /// The ranges of keys outside `[[blk]]` and `[[net]]`, and of options. A device's key has its range

@@ -1,4 +1,5 @@
-//! Where a key was typed: an error names the key as it is written there.
+//! `Place`: whether a key was written in a file, in a request or as an option. Errors name the key
+//! as it is written there.
 
 use std::fmt::Display;
 
@@ -14,7 +15,7 @@ pub enum Source {
 }
 
 impl Source {
-    /// The place of the keys of `[daemon]`.
+    /// Returns the place of the keys of `[daemon]`.
     pub(super) fn daemon(self) -> Place {
         match self {
             Self::CommandLine => Place::CommandLine,
@@ -22,7 +23,7 @@ impl Source {
         }
     }
 
-    /// The place of the keys of a device in a table like `[[blk]]`.
+    /// Returns the place of the keys of a device in a table like `[[blk]]`.
     pub(super) fn device(self, table: &str, name: impl Display) -> Place {
         match self {
             Self::CommandLine => Place::CommandLine,
@@ -35,16 +36,16 @@ impl Source {
 /// The place of a key: a table of the file, a request of the control API, or the command line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Place {
-    /// Keys are options.
+    /// The keys are options of a command.
     CommandLine,
-    /// `[daemon]`, or like `[[blk]] web`.
+    /// A table of the file: `[daemon]`, or that of a device like `[[blk]] web`.
     Table(String),
     /// A request of the control API for the device of this name.
     Api(String),
 }
 
 impl Place {
-    /// A key as it is typed in this place: `socket_path` or `--socket-path`.
+    /// Returns a key as it is written in this place: `socket_path` or `--socket-path`.
     pub fn key(&self, key: &str) -> String {
         match (self, key) {
             (Self::Table(_) | Self::Api(_), key) => key.to_owned(),
@@ -59,7 +60,8 @@ impl Place {
         }
     }
 
-    /// Several keys as a list, with `word` before the last, like `file, null or memory`.
+    /// Returns several keys as a list, with `word` before the last one, like `file, null or
+    /// memory`.
     pub(super) fn keys(&self, keys: &[&str], word: &str) -> String {
         let typed: Vec<_> = keys.iter().map(|key| self.key(key)).collect();
         match typed.split_last() {
@@ -69,7 +71,8 @@ impl Place {
         }
     }
 
-    /// A value as it is typed for a key in this place: `format = "raw"` or `--format raw`.
+    /// Returns a key with a value, as it is written in this place: `format = "raw"` or `--format
+    /// raw`.
     pub fn setting(&self, key: &str, value: &str) -> String {
         match self {
             Self::Table(_) => format!("{key} = \"{value}\""),
@@ -78,7 +81,7 @@ impl Place {
         }
     }
 
-    /// A key with its place: `[[blk]] web: socket_path`, or `--socket-path`.
+    /// Returns a key with its place: `[[blk]] web: socket_path`, or `--socket-path`.
     pub fn at(&self, key: &str) -> String {
         match self {
             Self::Table(table) => format!("{table}: {key}"),

@@ -55,7 +55,7 @@ use std::path::Path;
 /// The plan of a process.
 #[derive(Clone, Debug, Serialize)]
 pub struct Plan {
-    /// The process itself.
+    /// The settings of the whole process.
     pub daemon: DaemonPlan,
     /// The vhost-user block devices.
     pub blk: Vec<BlkPlan>,
@@ -64,10 +64,10 @@ pub struct Plan {
     /// Back-ends for the disks of Xen guests.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub xen_blk: Vec<XenBlkPlan>,
-    /// Tables `limit`: groups of devices.
+    /// The groups of devices that share a limit (`[[limit]]`).
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub limit: Vec<GroupPlan>,
-    /// Tables `switch`.
+    /// The switches between network devices (`[[switch]]`).
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub switch: Vec<SwitchPlan>,
 }
@@ -77,9 +77,9 @@ pub struct Plan {
 pub enum Found {
     /// The plan passes all checks.
     Good,
-    /// Two devices would share something that only one can have.
+    /// Two devices name the same resource, which only one can use.
     Shared(PlanError),
-    /// A key is wrong, which the error names.
+    /// The value of a key is wrong; the error names the key.
     Wrong(PlanError),
 }
 
@@ -91,7 +91,7 @@ pub struct DevicePlan {
     pub place: Place,
     /// Name of the device, unique.
     pub name: String,
-    /// Where the front-end connects, or listens.
+    /// The socket at which the front-end connects, or listens.
     pub socket: SocketPlan,
     /// The device ends with its first session.
     pub one_off: bool,
@@ -99,7 +99,7 @@ pub struct DevicePlan {
     /// worker that the balancer chooses.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub queue_workers: Vec<usize>,
-    /// The bounds of its front-ends, in whichever process they are served.
+    /// The bounds of the device's front-ends.
     #[serde(flatten)]
     pub front_end: FrontEndSpec,
     /// The rates that the device may use.
@@ -148,7 +148,7 @@ impl Plan {
         Ok(plan)
     }
 
-    /// The plan of the process alone, made from its options.
+    /// Makes the plan of the whole process from the options of a command.
     pub fn of_daemon(raw: &RawDaemon) -> Result<DaemonPlan, PlanError> {
         DaemonPlan::new(raw, Source::CommandLine.daemon())
     }
@@ -158,7 +158,7 @@ impl Plan {
         self.net.iter().any(|net| net.pcap.is_some())
     }
 
-    /// Checks that the limit group and the switch which a device names exist and can serve it.
+    /// Checks that the limit group and the switch which a device names exist and fit the device.
     fn check_limits(&self) -> Result<(), PlanError> {
         let blks = self.blk.iter().map(|blk| (&blk.device.place, &blk.device.limit, Of::Disk));
         let nets = self.net.iter().map(|net| (&net.device.place, &net.device.limit, Of::Net));
@@ -252,7 +252,8 @@ impl DevicePlan {
             // a one-off device when its first session ends.
             socket: _,
             one_off: _,
-            // Messages of their own: a limit changes while the device is served.
+            // A message of its own carries the limit (`Command::Limit`): it can change while the
+            // device is served.
             limit: _,
             // Only the supervisor needs to know who added the device and which process serves it.
             place: _,
@@ -275,7 +276,7 @@ impl DevicePlan {
         let memory_max = match &raw.memory_max {
             None => None,
             Some(RawSize(text)) => match parse_size(text) {
-                // Less than a page is certainly a number whose unit was forgotten.
+                // A size below one page is surely a number whose unit was forgotten.
                 Some(bytes) if bytes >= 4096 => Some(bytes),
                 _ => {
                     let problem =
@@ -302,7 +303,7 @@ impl DevicePlan {
     }
 }
 
-/// Checks a device's name, and returns the place that errors about the device's keys name.
+/// Checks a device's name, and returns the place of the device's keys for errors.
 fn device_place(name: &str, table: &str, source: Source) -> Result<Place, PlanError> {
     if is_device_name(name) {
         return Ok(source.device(table, name));
@@ -340,13 +341,14 @@ fn cache(raw: Option<&str>, place: &Place) -> Result<bool, PlanError> {
     }
 }
 
-/// How the notifications to a guest are held back.
+/// Parses the key `moderation`: how interrupts of a guest are held back.
 fn moderation(raw: Option<&str>, place: &Place) -> Result<Moderation, PlanError> {
     let parsed = raw.unwrap_or("off").parse();
     parsed.or_else(|error: NoModeration| place.error("moderation", error.to_string()))
 }
 
-/// The logical block size that the guest is told, if the operator has chosen one.
+/// Checks the key `logical_block_size`: the sector size that the guest sees, if the operator has
+/// chosen one.
 fn logical_block_size(raw: Option<u32>, place: &Place) -> Result<Option<u32>, PlanError> {
     match raw {
         None | Some(512 | 4096) => Ok(raw),

@@ -7,8 +7,8 @@ use nix::errno::Errno;
 use nix::unistd::{Group, User};
 use serde::{Serialize, Serializer};
 
-/// Owner, group and mode of a socket that the daemon creates. A value that is not given is the one
-/// that the process's user, group and umask give to any new file.
+/// Owner, group and mode of a socket that the daemon creates. If a value is not given, the socket
+/// gets it as any new file does: from the process's user, group or umask.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct AccessPlan {
     /// A user id.

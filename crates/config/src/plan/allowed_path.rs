@@ -8,7 +8,7 @@ use rustix::io::Errno;
 use std::path::{Component, Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
-/// A path, and the file or folder that was found there. Clones share both.
+/// A path, and the file or folder that it was resolved to. Clones share both.
 #[derive(Clone, Debug)]
 pub struct Pinned(Arc<Named>);
 

@@ -24,7 +24,7 @@ pub struct BlkPlan {
     pub device: DevicePlan,
     /// The image, memory or server that holds the disk's bytes.
     pub disk: DiskPlan,
-    /// How it is served, in whichever process.
+    /// The options of the device, the same in the daemon and in a device process.
     #[serde(flatten)]
     pub options: BlkOptions,
     /// The faults that the device makes on purpose, to test guests.
@@ -66,8 +66,8 @@ pub enum DiskPlan {
     Helper(HelperPlan),
 }
 
-/// The properties that follow from the kind of a disk. [`DiskPlan::kind`] alone decides them, so a
-/// new kind of disk is a new arm there.
+/// The properties that follow from the kind of a disk. Only [`DiskPlan::kind`] decides them, so a
+/// new kind of disk needs a new arm there.
 #[derive(Clone, Copy, Debug)]
 pub struct DiskKind<'a> {
     /// The key that names the disk.
@@ -100,8 +100,8 @@ impl BlkPlan {
         if serial.len() > 20 || !serial.is_ascii() {
             return place.error("serial", "must be at most 20 ASCII characters");
         }
-        // A helper that is killed loses the writes that only it has cached, so the default for its
-        // disks is write-through.
+        // A helper that is killed loses the writes that only the helper has cached, so disks with a
+        // helper are write-through by default.
         let by_itself = raw.needs_helper().then_some("writethrough");
         let writeback = cache(raw.cache.as_deref().or(by_itself), &place)?;
         let on_full = on_full::on_full(raw.on_full.as_deref(), &place)?;
@@ -125,8 +125,9 @@ impl BlkPlan {
         Ok(Self { disk, options, fault: raw.fault.map(Into::into), device })
     }
 
-    /// Makes the description of the disk for a device process. `told` is the export of an NBD
-    /// server as it was queried; `None` if the disk needs one and `told` is `None`.
+    /// Makes the description of the disk for a device process. `told`: the export of the disk's NBD
+    /// server, as the server has described it. Returns `None` if the disk needs it and `told` is
+    /// `None`.
     pub fn spec(&self, told: Option<ExportSpec>) -> Option<DeviceSpec> {
         let Self { device, disk, options, fault } = self;
         let disk = disk.spec(&device.name, told)?;
@@ -176,7 +177,7 @@ impl DiskPlan {
                 let size = Some(*size);
                 DiskKind { key: "null", path, pinned, needs, size, is_for_all: true }
             }
-            // Not for unprivileged users: the memory would be missing to all other guests.
+            // Not for unprivileged users: they could use up the host's memory.
             Self::Memory { size } => {
                 let size = Some(*size);
                 DiskKind { key: "memory", path, pinned, needs, size, is_for_all: false }

@@ -77,7 +77,8 @@ pub enum Domains {
 impl Domains {
     fn new(raw: Option<&str>, place: &Place) -> Result<Self, PlanError> {
         match raw {
-            // A command like `manyring blk` serves one device for one VMM: nothing to isolate.
+            // A command like `manyring blk` serves one device for one VMM: there is no other device
+            // to protect.
             None if *place == Place::CommandLine => Ok(Self::One),
             None | Some("user") => Ok(Self::User),
             Some("device") => Ok(Self::Device),

@@ -5,18 +5,20 @@ use super::{DevicePlan, Domains, NetPlan, Plan, PlanError, PortPlan, XenBlkPlan}
 use super::{Wanted, is_device_name};
 use std::collections::BTreeSet;
 
-/// The domain of a device that is served for whichever user connects to it.
+/// The domain of a device whose process depends on the user that connects: it becomes `user:` and
+/// the user's number.
 pub const ANY_USER: &str = "user:";
 /// Prefix of the domains of switches. All ports of a switch share a device process, since copying a
 /// frame from port to port needs the memory of both guests in one process.
 pub const SWITCH: &str = "switch:";
 /// The error for `zero_copy = true` of a device in a device process. The process that maps the
-/// guest's memory must register that memory with a socket of AF_XDP before the socket is bound. A
-/// device process would so have an unbound socket, which it could bind to any interface.
+/// guest's memory must register that memory with a socket of AF_XDP before the socket is bound. So
+/// a device process would have an unbound socket, and could bind it to any interface.
 const UNBOUND: &str = "true is not served by a device process: it would have a socket of AF_XDP \
                        that is not bound yet, which can be bound to any interface of the host; use \
                        manyring net, or domains = \"one\"";
-/// Prefix of the domains of Xen guests. A domain that a configuration names has no colon.
+/// Prefix of the domains of Xen guests. A domain that a configuration names contains no colon, so
+/// it differs from all of these.
 pub const XEN: &str = "xen:";
 
 impl DevicePlan {

@@ -38,7 +38,7 @@ const BYTES_MAX: u64 = 1 << 40;
 /// The longest burst in milliseconds: a minute.
 const BURST_MS_MAX: u64 = 60_000;
 
-/// Parses the number of a key. The error is a sentence that names the allowed range.
+/// Parses the number of a key. The error is a sentence with the allowed range.
 fn parsed(slot: Slot, text: &str) -> Result<u64, String> {
     let (number, min, max, words) = match slot {
         Slot::Ops(_) => (text.parse().ok(), 1, OPS_MAX, ", or 0 for no limit"),
@@ -67,8 +67,8 @@ impl LimitPlan {
         Ok(plan)
     }
 
-    /// The limit with other values of the keys in `with`. A key that is null is removed; if `with`
-    /// itself is null, all keys are.
+    /// Returns the limit with the new values of the keys in `with`. A key whose value is null is
+    /// removed; if `with` itself is null, all keys are removed.
     pub(super) fn patched(&self, with: &Value, of: Of, place: &Place) -> Result<Self, PlanError> {
         let mut keys = BTreeMap::new();
         for (key, number) in &self.keys {
@@ -137,7 +137,7 @@ impl GroupPlan {
         Self { place, name, limit }.checked()
     }
 
-    /// The group with `keys` in place of its present ones.
+    /// Returns the group with `keys` in place of its present keys.
     ///
     /// # Errors
     /// One line, which names the wrong key and its value.

@@ -21,20 +21,22 @@ pub struct NetPlan {
     /// The keys that a disk and a network share: name, socket, limit.
     #[serde(flatten)]
     pub device: DevicePlan,
-    /// Where the guest's frames go.
+    /// The port of the host to which the guest's frames go.
     pub port: PortPlan,
-    /// How it is served, in whichever process; its address is known with its interface.
+    /// The options of the device, the same in the daemon and in a device process. Their MAC address
+    /// is set only when the interface is open.
     #[serde(flatten)]
     pub options: NetOptions,
-    /// `None`: the address of the interface, if the guest must use that one (macvtap, AF_XDP), else
-    /// one that is made from the device's name and socket.
+    /// The configured MAC address. `None`: the guest gets the address of the interface, if it must
+    /// use that one (macvtap, AF_XDP), else an address that is derived from the device's name and
+    /// socket.
     #[serde(serialize_with = "serialize_mac")]
     pub mac: Option<MacAddress>,
     /// The bridge that the interface joins.
     pub bridge: Option<String>,
     /// Whether the interface is brought up or down; `None`: left as it is.
     pub up: Option<bool>,
-    /// Bytes of frames that the tap holds at most.
+    /// The most bytes of sent frames that the host holds for a queue of the tap.
     pub sndbuf: Option<u32>,
     /// Frames that wait in the interface for the guest; `None`: the port has no such queues.
     #[serde(serialize_with = "serialize_room")]
@@ -55,11 +57,11 @@ pub struct NetPlan {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum PortPlan {
-    /// A tap, made unless the interface must exist.
+    /// A tap, which is created if it does not exist.
     Tap {
         /// Name of the interface.
         name: String,
-        /// Whether the interface must exist.
+        /// True: the tap must exist, and is not created.
         must_exist: bool,
     },
     /// Inherited descriptors of the queues of a tap, which the process that started the daemon has
@@ -77,7 +79,7 @@ pub enum PortPlan {
         /// Whether the network card reads long frames in the guest's memory, without a copy.
         zero_copy: bool,
     },
-    /// No host: frames of the guest are dropped.
+    /// No interface: frames of the guest are dropped.
     Null {
         /// Bytes of the frames that the port delivers to the guest; 0: it delivers none.
         generate: usize,
@@ -86,8 +88,8 @@ pub enum PortPlan {
     Switch(SwitchPortPlan),
 }
 
-/// The properties that follow from the kind of a port. [`PortPlan::kind`] alone decides them, so a
-/// new kind of port is a new arm there.
+/// The properties that follow from the kind of a port. Only [`PortPlan::kind`] decides them, so a
+/// new kind of port needs a new arm there.
 #[derive(Clone, Copy, Debug)]
 pub struct PortKind<'a> {
     /// The key that names the port.
@@ -187,7 +189,7 @@ impl NetPlan {
             steer: _,
         } = self;
         let options = NetOptions { mtu, ..options.clone() };
-        // The supervisor writes the file; a spec says that there is one.
+        // The supervisor writes the capture file; the spec says only whether there is one.
         let net = NetSpec { port, captures: pcap.is_some(), mac, options, fault: *fault };
         Some(device.spec(KindSpec::Net(net)))
     }
@@ -201,13 +203,14 @@ impl NetPlan {
             | PortPlan::Macvtap { name: _ } => Some(PortSpec::Interface { merge: self.merge }),
             // `Command::SwitchPort` describes the port of the switch.
             PortPlan::Switch(_) => Some(PortSpec::Switch),
-            // No plan has such a port in a device process.
+            // `Plan::check_domains` refuses `zero_copy` for a device of a device process.
             PortPlan::Xdp { name: _, zero_copy } => (!zero_copy).then_some(PortSpec::Xdp),
         }
     }
 
-    /// The address of a guest whose device has no key `mac`. It is made from name and socket, so it
-    /// stays the same at each start; the name alone would not do, since two daemons may use it.
+    /// Returns the MAC address of a device without the key `mac`. It is derived from the device's
+    /// name and socket, so it is the same at each start. The name alone would not suffice: two
+    /// daemons may use the same name.
     pub fn made_mac(&self) -> MacAddress {
         let socket = match &self.device.socket {
             SocketPlan::Listen { path, .. } | SocketPlan::Connect { path } => {

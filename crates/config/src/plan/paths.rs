@@ -1,5 +1,5 @@
-//! Refuses paths with a `~` or `$` that a shell would have expanded. In a file, or between quotes,
-//! nothing expands them, and the path would name a folder called `~` or `$HOME`.
+//! Refuses paths with a `~` or `$` that a shell would have expanded. In a configuration file, or in
+//! quotes, no shell expands them, and the path would name a folder that is called `~` or `$HOME`.
 
 use super::{Place, Plan, PlanError, SocketPlan, XenPlan};
 use std::path::{Path, PathBuf};

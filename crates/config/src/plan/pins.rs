@@ -5,8 +5,8 @@ use super::Plan;
 use crate::place::{Place, PlanError};
 use manyring_engine::allowed_cpus;
 
-/// The numbers of all CPUs that a thread can be pinned to are below this one: `cpu_set_t` has as
-/// many bits.
+/// A thread can be pinned only to CPUs with numbers below this one, the number of bits of
+/// `cpu_set_t`.
 const CPU_END: usize = 1024;
 
 /// Parses the CPUs of each worker, and checks that this process may use each of them.

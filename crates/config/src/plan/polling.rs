@@ -1,4 +1,4 @@
-//! How workers look for work: the keys `polling` and `spin_us`, checked against each other.
+//! How workers poll for work: the keys `polling` and `spin_us`, checked against each other.
 
 use super::{Place, PlanError};
 use crate::numbers;
@@ -7,12 +7,12 @@ use manyring_engine::Polling;
 use manyring_engine::policy::polling::Mode;
 use serde::Serialize;
 
-/// How workers look for work.
+/// How workers poll for work before they sleep.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct PollingPlan {
     polling: ModePlan,
-    /// The longest time of spinning, in microseconds; `None`: ten times the time that waking a
-    /// thread takes on this host.
+    /// The longest polling before a sleep, in microseconds; `None`: ten times the time that waking
+    /// a thread takes on this host.
     #[serde(skip_serializing_if = "Option::is_none")]
     spin_us: Option<u32>,
 }
@@ -66,7 +66,7 @@ impl PollingPlan {
         options
     }
 
-    /// The mode and the cap with which the workers are started.
+    /// Returns the polling policy for the engine: the mode, and the longest polling in nanoseconds.
     pub fn policy(self) -> Polling {
         let mode = match self.polling {
             ModePlan::Auto => Mode::Auto,

@@ -79,8 +79,8 @@ impl SocketPlan {
         }
     }
 
-    /// Puts the path of the plan into an error of this socket: the error may name a path in
-    /// `/proc/self/fd` (see [`Self::listens_at`]).
+    /// Puts the configured path into an error of this socket. The error may name a path in
+    /// `/proc/self/fd` instead (see [`Self::listens_at`]), which tells the operator nothing.
     pub fn error(&self, mut error: ListenError) -> ListenError {
         let Some(name) = self.path() else { return error };
         match &mut error {

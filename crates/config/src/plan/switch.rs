@@ -24,7 +24,7 @@ pub struct SwitchPlan {
     pub age: u32,
     /// The reserved groups whose frames are forwarded: bit n is 01:80:c2:00:00:0n.
     pub group_fwd_mask: u16,
-    /// The interface that leads to the host.
+    /// The interface that connects the switch to the host.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub uplink: Option<String>,
     /// The kind of interface that the uplink opens: a tap, a macvtap or an AF_XDP socket.
@@ -52,16 +52,16 @@ pub struct SwitchPortPlan {
     /// The VLAN of the port: its guest sends and receives untagged frames.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub vlan: Option<u16>,
-    /// The VLANs of the port: its guest sends and receives their frames with tags.
+    /// The VLANs of the port: the guest sends and receives frames of these VLANs with tags.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub trunk: Vec<u16>,
     /// The port exchanges no frames with other isolated ports.
     pub isolated: bool,
     /// Frames whose source is not the guest's own address are dropped.
     pub anti_spoof: bool,
-    /// Source addresses that are learned from the port at most.
+    /// The most source addresses that the switch learns from the port.
     pub macs_max: u32,
-    /// Frames a second to all ports that the port may send.
+    /// The most frames per second that the port may send to all other ports.
     pub floods_max: u32,
 }
 
@@ -149,8 +149,8 @@ impl SwitchPortPlan {
         }))
     }
 
-    /// Makes the description of the port for the process that serves the switch. `mac` is the
-    /// configured address, and `has` the one that the guest has: the same, or a generated one.
+    /// Makes the description of the port for the process that serves the switch. `mac`: the
+    /// configured address. `has`: the address that the guest has, which is `mac` or was derived.
     #[must_use]
     pub fn spec(
         &self,

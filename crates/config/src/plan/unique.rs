@@ -22,11 +22,11 @@ enum Identity {
     Device(u64),
 }
 
-/// How the identity of a path is found.
+/// The functions that find the identities of paths.
 struct Look {
-    /// For files: a symbolic link is followed.
+    /// For a file: follows a symbolic link.
     file: fn(&Path) -> Identity,
-    /// For sockets: a symbolic link is not followed, because listening replaces it.
+    /// For a socket: does not follow a symbolic link, because listening replaces the link.
     socket: fn(&Path) -> Identity,
 }
 
@@ -83,8 +83,6 @@ fn names(plan: &Plan) -> Result<(), PlanError> {
             return place.error("name", "is already used by another device");
         }
     }
-    // A disk of the back-end `xen` is named `xen-KIND-DOMAIN-DEVICE`: no other device may have such
-    // a name.
     // A disk of the back-end `xen` is named `xen-KIND-DOMAIN-DEVICE`: no other device may have such
     // a name.
     for XenBlkPlan { name, place, .. } in &plan.xen_blk {

@@ -70,7 +70,8 @@ impl Wanted {
     }
 
     /// Resolves the paths that an unprivileged user has named, below the folders of `allow_paths`,
-    /// and holds what they name. Does nothing for a device of any other origin. May block.
+    /// and keeps descriptors of the files. Does nothing for a device of any other origin. May
+    /// block.
     ///
     /// # Errors
     /// [`Unfound`]: a path does not exist or is not allowed. The call can be repeated.
@@ -103,7 +104,7 @@ impl Wanted {
         own.iter().any(|need| others.contains(need))
     }
 
-    /// The switch of which the device is a port, if it is one.
+    /// The switch of which the device is a port; `None` if it is no port of a switch.
     pub fn switch(&self) -> Option<&String> {
         match self {
             Self::Net(net) => match &net.port {
@@ -145,7 +146,7 @@ impl Wanted {
         Ok(())
     }
 
-    /// The error for a key that cannot change while the device is served: it says when another
+    /// Makes the error for a key that cannot change while the device is served. It says when a new
     /// value takes effect, and how to set it.
     fn not_live(&self, key: &str, class: Class) -> String {
         let when = match class {
@@ -160,7 +161,7 @@ impl Wanted {
         format!("{key} takes effect {when}; {how}")
     }
 
-    /// The device with other values of live keys.
+    /// Returns the device with new values of live keys.
     ///
     /// # Errors
     /// One line: a key is unknown or not live, or its value is wrong.

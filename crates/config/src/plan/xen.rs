@@ -15,8 +15,8 @@ use std::path::{Path, PathBuf};
 /// The default of `kinds`: a kind for which neither the kernel nor a tool stack has a back-end.
 const KIND: &str = "manyring";
 /// The default folder for the journals of rings. It lies in memory, since no ring outlives its
-/// host. The locks against another back-end of this machine's Xen are in this folder whatever the
-/// key says.
+/// host. The locks that keep other back-ends from the disks of this machine's Xen are always in
+/// this folder.
 pub const STATE_DIR: &str = "/run/manyring";
 /// Longest name of a kind.
 const KIND_LEN_MAX: usize = 32;
@@ -45,7 +45,7 @@ pub struct XenBlkPlan {
     pub direct: bool,
     /// `None`: files are raw, and are refused if their bytes look like another format.
     pub format: Option<Format>,
-    /// How its disks are served, in whichever process, as far as the tool stack allows it.
+    /// The options of the disks, as far as the tool stack allows them.
     #[serde(flatten)]
     pub options: XenBlkOptions,
     /// The folder of the journals of rings, which the next daemon reads.
@@ -64,10 +64,10 @@ pub struct XenBlkPlan {
 pub enum XenPlan {
     /// The Xen of this machine.
     Real {
-        /// Socket of the XenStore; `None`: where it usually is.
+        /// Socket or device of xenstore; `None`: the usual one.
         xenstore: Option<PathBuf>,
     },
-    /// A simulated one.
+    /// A simulated Xen.
     Simulated {
         /// Socket of the simulation.
         socket: PathBuf,
@@ -123,8 +123,8 @@ impl XenBlkPlan {
         })
     }
 
-    /// How the disk `name` is served, in whichever process, whose guest may only read or also
-    /// write, and discard, as the tool stack says.
+    /// Returns the options of the disk `name`: those of the back-end, with the rights to write and
+    /// to discard that the tool stack gives the guest.
     pub fn options_of(&self, name: String, read_only: bool, allows_discard: bool) -> XenBlkOptions {
         let discard = self.options.discard && allows_discard;
         XenBlkOptions { name, read_only, discard, ..self.options.clone() }
