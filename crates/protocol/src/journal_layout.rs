@@ -33,8 +33,8 @@ use std::collections::BTreeMap;
 
 /// The version of the layout.
 const VERSION: u32 = 1;
-/// The version field of a journal whose writer could not write a later state: no state in the file
-/// is the last one, so the session cannot be resumed.
+/// The version field of a journal whose writer failed to write a later state. The file lacks the
+/// last state, so the session cannot be resumed.
 const LOST: u32 = u32::MAX;
 /// Size of the head of a record.
 const HEAD: usize = 24;
@@ -48,17 +48,18 @@ pub const ENTRY_SIZE_MAX: usize = 7168;
 /// process compares them with the unread bytes of the socket: if they differ, the message was
 /// consumed, so its answer was sent.
 pub const ANSWERING_MAX: usize = 256;
-/// Bytes that the file has for each entry on average: nearly all entries are short messages.
+/// The space of the file for each entry, in bytes, on average: nearly all entries are short
+/// messages.
 const ENTRY_SIZE_MEAN: usize = 128;
-/// Bytes that the file has for the long entries: the state of a network device, and the longest
-/// writes to the configuration space.
+/// The further space of the file for long entries, in bytes: the state of a network device, and the
+/// longest writes to the configuration space.
 const LONG_SIZE_MAX: usize = 64 << 10;
 /// The least space of a log behind its snapshot, in bytes.
 const LOG_MIN: usize = 8 << 10;
 /// Each half of the file is a multiple of this size.
 const PAGE: usize = 4096;
 
-/// The size of the journal's file, in bytes, for a session with at most this many entries.
+/// Returns the size of the journal's file, in bytes, for a session with at most this many entries.
 #[must_use]
 pub const fn file_size(entries: usize) -> usize {
     let state = entries * (ENTRY_SIZE_MEAN + ENTRY_HEAD) + LONG_SIZE_MAX;
@@ -121,7 +122,8 @@ impl State {
         }
     }
 
-    /// The change that makes an empty state into this one: a snapshot is written as such a change.
+    /// Returns the change that turns an empty state into this one: a snapshot is written as such a
+    /// change.
     fn into_change(self) -> Change {
         let answer = self.answering.map_or(Answered::Sent, Answered::UnderWay);
         Change { drops: Vec::new(), puts: self.entries.into_iter().collect(), answer }
@@ -166,11 +168,11 @@ pub enum JournalError {
     Answer { kind: u8, size: usize },
 }
 
-/// Makes the records of a journal, and knows where the next one goes.
+/// Makes the records of a journal, with the offset at which each is written.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Writer {
     half_size: usize,
-    /// The half that holds the state: 0 or 1.
+    /// The half that holds the present state: 0 or 1.
     half: usize,
     /// The end of the last record, as an offset in the half.
     end: usize,
@@ -181,7 +183,7 @@ pub struct Writer {
 }
 
 impl Writer {
-    /// The writer of an empty file of this size. Its first record must be a snapshot.
+    /// Makes the writer of an empty file of this size. The first record must be a snapshot.
     #[must_use]
     pub fn new(file_size: usize) -> Self {
         let half_size = file_size / 2;
@@ -221,7 +223,7 @@ impl Writer {
         Ok(Store { at: self.half * self.half_size, bytes })
     }
 
-    /// Makes the bytes that mark both halves as lost: whoever reads them gets
+    /// Makes the bytes that mark both halves as lost: [`read`] then fails with
     /// [`JournalError::Lost`].
     #[must_use]
     pub fn lost(&self) -> [Store; 2] {
@@ -253,7 +255,6 @@ pub fn read(bytes: &[u8], entries_max: usize) -> Result<(Writer, State), Journal
             None => Err(JournalError::NoSnapshot),
         };
     };
-    // Apply the snapshot, then each change, until a record is not whole or not the next one.
     // Apply the snapshot, then each change, until a record is not whole or not the next one.
     let (log, mut state) = (halves[half], State::default());
     let mut writer = Writer { half_size, half, end: 0, snapshot: 0, sequence: 0 };

@@ -1,4 +1,5 @@
-//! What the supervisor and a device process say to each other: plain values, without I/O.
+//! The messages between the supervisor and a device process, and the layouts of files that they
+//! share: plain values, without I/O.
 //!
 //! Nothing here uses the configuration or the supervisor. The options of a device are the device's
 //! own types, which are values too.

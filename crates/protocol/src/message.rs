@@ -35,7 +35,8 @@ pub enum Command {
         device: String,
         /// The description of the device.
         spec: DeviceSpec,
-        /// The interface of the host to which its frames go, if they do.
+        /// The interface of the host to which the device's frames go; `None`: they go to no
+        /// interface.
         port: Option<PortFacts>,
     },
     /// Create the switch; this command precedes those for its ports. File descriptor, if there is
@@ -89,7 +90,8 @@ pub enum Command {
         /// The number of the connection.
         number: u64,
     },
-    /// The host or the operator has changed a network device. Each message has the whole state.
+    /// The host or the operator has changed a network device. The message has the whole state, not
+    /// only the change.
     Outside {
         /// The device's name.
         device: String,
@@ -97,7 +99,7 @@ pub enum Command {
         link_up: bool,
         /// The interface was deleted.
         is_gone: bool,
-        /// The MTU that the next driver reads.
+        /// The MTU that the device reports to the next driver.
         mtu: Option<u16>,
         /// How often the guest was asked to announce itself.
         announcements: u64,
@@ -177,7 +179,7 @@ pub enum Command {
         /// The device's name.
         device: String,
     },
-    /// Read the size of a device's file again.
+    /// Read the size of a device's image again.
     Measure {
         /// The device's name.
         device: String,
@@ -204,7 +206,7 @@ pub enum Command {
 pub struct PortFacts {
     /// The interface's name.
     pub interface: String,
-    /// It is a macvtap.
+    /// True if the interface is a macvtap.
     pub is_macvtap: bool,
     /// Offloads that the kernel accepts and can deliver, as `VIRTIO_NET_F_GUEST_*` bits.
     pub offloads: u64,
@@ -252,11 +254,11 @@ pub struct XenFrontEnd {
     pub domain: u16,
     /// The layout of its rings: an index in `Abi::ALL`.
     pub abi: usize,
-    /// It uses persistent grants.
+    /// True if the front-end uses persistent grants.
     pub persistent: bool,
     /// The most segments of an indirect request that the front-end was offered.
     pub indirect_segments_max: u16,
-    /// An earlier process has served its rings: resume them.
+    /// True if an earlier process has served the front-end's rings: resume them.
     pub takeover: bool,
     /// The right to map pages of a simulated domain; `None`: the Xen is real.
     pub seat: Option<XenSeat>,
@@ -362,11 +364,13 @@ pub enum PrivilegedRequest {
     },
 }
 
-/// A message of a device process to the supervisor. Only [`Self::SessionFds`] has file descriptors.
+/// A message of a device process to the supervisor. Only [`Self::SessionFds`] and [`Self::Ready`]
+/// have file descriptors.
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum Report {
-    /// The process has started.
+    /// The process has started. File descriptor, if the process could open it: its
+    /// `/proc/self/stat`, from which the supervisor reads CPU time and memory of the process.
     Ready {},
     /// All devices have quiesced, and all their descriptors and mappings are closed. No further
     /// report follows.
@@ -416,8 +420,8 @@ pub enum Report {
         /// The device's name.
         device: String,
     },
-    /// The lease of a group does not suffice for its devices' requests, and the supervisor sleeps:
-    /// wakes the supervisor's task that divides the rates of groups.
+    /// The lease of a group does not suffice for the requests of the group's devices, and the
+    /// supervisor's thread that divides the rates of groups sleeps: wake that thread.
     Needs {},
     /// The settings that the guest of a network device chose, for the API to show.
     Guest {

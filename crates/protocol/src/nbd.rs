@@ -1,10 +1,10 @@
 //! The description of an NBD server's export, for messages between supervisor and device process.
-//! It has neither the server's address nor certificates: the supervisor connects, and sends each
-//! connected socket with the certificates.
+//! The description has neither the server's address nor certificates: the supervisor connects, and
+//! sends the device process each connected socket with the certificates.
 
 use serde::{Deserialize, Serialize};
 
-/// Longest name of an export as JSON, and longest name of a host, in bytes.
+/// The longest name of an export, as JSON, and the longest name of a host, in bytes.
 pub const NAMES_MAX: (usize, usize) = (4096, 253);
 
 /// The export that a client asks a server for.
@@ -25,7 +25,7 @@ pub struct NbdSpec {
     pub target: NbdTarget,
     /// Seconds for which requests wait for a server that is unreachable; `None`: for ever.
     pub reconnect: Option<u64>,
-    /// The properties of the export that the guest was told.
+    /// The properties of the export on which the guest's disk is based.
     pub told: ExportSpec,
 }
 
@@ -33,7 +33,7 @@ pub struct NbdSpec {
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct ExportSpec {
-    /// Bytes.
+    /// The size in bytes.
     pub size: u64,
     /// Transmission flags of the NBD protocol (`NBD_FLAG_*`).
     pub flags: u16,
@@ -51,7 +51,7 @@ pub struct ExportSpec {
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct NbdFailure {
-    /// The reason, in words that continue a sentence about the server.
+    /// The reason, as a predicate of the sentence "the server ..".
     pub text: String,
     /// The server may have failed because it accepts no more connections from this client.
     pub is_limit: bool,

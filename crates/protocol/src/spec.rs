@@ -1,10 +1,10 @@
 //! `DeviceSpec`: the description of a device for the process that serves it, each value resolved.
 //!
-//! The options of a device are the device's own type, in the plan, in a spec and where the device
-//! is made: a value cannot be lost on its way. Whoever makes or takes apart a spec names each of
-//! its fields, without `..`: a field that is forgotten does not compile. A spec has nothing that
-//! only the supervisor uses: no path, no socket, no address, no name of an interface. Limits and
-//! the state of an interface are messages of their own, since they change.
+//! Plan, spec and device use the same type for the options of a device, so no value can be lost
+//! between them. Code that makes a spec, or takes one apart, names each field, without `..`: a
+//! field that is forgotten does not compile. A spec contains nothing that only the supervisor uses:
+//! no path, socket, address or name of an interface. Limits and the state of an interface are
+//! messages of their own, since they change.
 
 use super::nbd::NbdSpec;
 use manyring_device::blk::BlkOptions;
@@ -20,7 +20,7 @@ pub const SPEC_SIZE_MAX: usize = 7168;
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct DeviceSpec {
-    /// The bounds of its front-ends.
+    /// The bounds of the device's front-ends.
     pub front_end: FrontEndSpec,
     /// The worker of each queue or queue pair, by its index. Queues without an entry go to the
     /// worker that the balancer chooses.
@@ -56,9 +56,9 @@ pub enum KindSpec {
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct BlkSpec {
-    /// The backend that holds its blocks.
+    /// The backend that holds the disk's blocks.
     pub disk: DiskSpec,
-    /// How it is served.
+    /// The options of the device.
     pub options: BlkOptions,
     /// The faults that the device makes on purpose, to test guests.
     pub fault: Option<DiskFaultSpec>,
@@ -94,14 +94,14 @@ pub enum DiskSpec {
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct NetSpec {
-    /// The port to which its frames go.
+    /// The port to which the device's frames go.
     pub port: PortSpec,
-    /// Its frames are captured. The last descriptor of the message is then a pipe to the
-    /// supervisor, which writes the file.
+    /// True if the device's frames are captured. Then the last descriptor of the message is a pipe
+    /// to the supervisor, which writes the capture file.
     pub captures: bool,
-    /// MAC address of the guest, as it is now.
+    /// The present MAC address of the guest.
     pub mac: MacAddress,
-    /// How it is served, with the MTU as it is now.
+    /// The options of the device, with the present MTU.
     pub options: NetOptions,
     /// The faults that the device makes on purpose, to test guests.
     pub fault: Option<NetFaultSpec>,
@@ -111,10 +111,10 @@ pub struct NetSpec {
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum PortSpec {
-    /// It takes every frame and keeps none.
+    /// A port that drops every frame of the guest.
     Null {
-        /// The length in bytes of the frames that it delivers as fast as the guest takes them; 0:
-        /// it delivers none.
+        /// The length in bytes of the frames that the port delivers to the guest, as fast as the
+        /// guest takes them; 0: it delivers none.
         generate: usize,
     },
     /// An interface of the host, which the supervisor has opened.
@@ -132,15 +132,15 @@ pub enum PortSpec {
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct XenBlkSpec {
-    /// The backend that holds its blocks.
+    /// The backend that holds the disk's blocks.
     pub disk: DiskSpec,
-    /// How it is served.
+    /// The options of the device.
     pub options: XenBlkOptions,
     /// The faults that the device makes on purpose, to test guests.
     pub fault: Option<DiskFaultSpec>,
 }
 
-/// What goes wrong with a disk, to test guests; 0: never.
+/// The faults that a disk makes on purpose, to test guests; 0: never.
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct DiskFaultSpec {

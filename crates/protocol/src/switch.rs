@@ -14,7 +14,7 @@ const VLAN_BYTES: usize = 512;
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct SwitchSpec {
-    /// Its name in the configuration.
+    /// The name of the switch in the configuration.
     pub name: String,
     /// Seconds without a frame from an address after which the switch forgets the address.
     pub age: u32,
@@ -51,7 +51,7 @@ pub enum VlansSpec {
     All,
     /// This VLAN: the port's guest sends and receives untagged frames.
     Access(u16),
-    /// These VLANs: the port's guest sends and receives their frames with tags.
+    /// These VLANs: the port's guest sends and receives frames of these VLANs with tags.
     Trunk(VlanSet),
 }
 
