@@ -1,5 +1,5 @@
-//! The configuration as the user writes it: the keys of `manyring.toml`. Names are fixed in
-//! `docs/design/0001`; unknown keys are refused.
+//! The configuration as the user writes it: the keys of `manyring.toml`, of requests, and of
+//! options. Names are fixed in `docs/design/0001`; unknown keys are refused.
 
 mod limit;
 mod schema;
@@ -39,13 +39,15 @@ pub struct RawConfig {
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RawDaemon {
-    /// Workers at most; default: the CPUs this process may use.
+    /// The most worker threads; default: the number of CPUs that this process may use.
     pub workers: Option<usize>,
-    /// The CPUs of each worker, like `0-3,8`; default: all that this process may use.
+    /// For each worker, the CPUs on which it may run, like `0-3,8`; default: all CPUs that this
+    /// process may use.
     pub worker_cpus: Option<Vec<String>>,
-    /// Whether workers look for work before they sleep: "auto", "always" or "never".
+    /// Whether idle workers poll for work before they sleep: "auto", "always" or "never".
     pub polling: Option<String>,
-    /// Microseconds of looking for work, at most, 0 to 1000; default: ten times the wake-up time.
+    /// The most microseconds that a worker polls before it sleeps, 0 to 1000; default: ten times
+    /// the time that waking a thread takes.
     pub spin_us: Option<u32>,
     /// Use io_uring where the kernel allows it; default true.
     pub io_uring: Option<bool>,
@@ -71,20 +73,24 @@ pub struct RawDaemon {
     /// over the control API; default: none.
     #[serde(default)]
     pub allow_paths: Vec<PathBuf>,
-    /// Devices that each such user may have at a time, 0 to 65536; default 256.
+    /// The most devices that each such user may have at a time, 0 to 65536; default 256.
     pub user_devices_max: Option<u64>,
-    /// Folder in which devices of the control API are saved; default: they end with the process.
+    /// Folder in which devices of the control API are saved; default: these devices are lost when
+    /// the process ends.
     pub state_dir: Option<PathBuf>,
-    /// Seconds to wait for a resource that another process holds; 0: none; default: for ever.
+    /// Seconds to wait for a resource that another process uses; 0: fail at once; default: without
+    /// end.
     pub wait: Option<u32>,
-    /// The device processes: one for each "user" (default) or "device", or none at all ("one").
+    /// Which devices share a device process: those of VMMs of one user ("user", default), or none
+    /// ("device"); "one": the daemon itself serves all devices.
     pub domains: Option<String>,
     /// Which rights device processes give up: "none", "auto" or "seccomp"; default "auto".
     pub sandbox: Option<String>,
 }
 
 impl RawDaemon {
-    /// The first option of the command line, except `--control`, that was given; `None`: none was.
+    /// Returns the first option of these, except `--control`, that was given on the command line;
+    /// `None`: none was.
     pub fn given(&self) -> Option<&'static str> {
         let given = [
             ("--workers", self.workers.is_some()),
@@ -102,13 +108,13 @@ impl RawDaemon {
 /// options of every command that serves a device.
 #[derive(Args, Clone, Debug)]
 pub struct RawSocket {
-    /// Path of the vhost-user socket, at which the VMM connects.
+    /// Path of the vhost-user socket to which the VMM connects.
     #[arg(long, value_name = "PATH")]
     pub socket_path: Option<PathBuf>,
-    /// Instead of a path: the file descriptor of a socket, listening or connected.
+    /// Without --socket-path: an inherited file descriptor of a listening or connected socket.
     #[arg(long, value_name = "N")]
     pub fd: Option<i32>,
-    /// Connect to the socket, at which the VMM listens, and again whenever the connection ends.
+    /// The VMM listens at the socket: connect to it, and again whenever the connection ends.
     #[arg(long)]
     pub client: bool,
     /// Owner of the socket, by name or number.
@@ -120,14 +126,15 @@ pub struct RawSocket {
     /// Mode of the socket, in octal, like 0660.
     #[arg(long, value_name = "MODE")]
     pub socket_mode: Option<String>,
-    /// End when the first VMM has left.
+    /// Exit when the first VMM disconnects.
     #[arg(long)]
     pub one_off: bool,
-    /// Seconds that a VMM has from connecting to its first message, 1 to 3600 [default: 10].
+    /// Disconnect a VMM that has not sent its first message after this many seconds, 1 to 3600
+    /// [default: 10].
     #[arg(long, value_name = "SECONDS")]
     pub handshake_timeout: Option<u64>,
-    /// Accept guest memory that lies in files on a local disk. Waiting for that disk can hold up
-    /// other guests of this process.
+    /// Accept guest memory in files on a local disk. Page faults then wait for the disk, and can
+    /// delay other guests of this process.
     #[arg(long)]
     pub memory_on_disk: bool,
     /// Refuse a VMM that shares more memory than this, like 16G [default: 8T].
@@ -157,7 +164,7 @@ macro_rules! table {
                 numbers: table!($($numbers)?),
             }),*];
 
-            /// The numbers that were given, each with its key.
+            /// Lists the numbers that were given, each with its key.
             pub(crate) fn numbers(&self) -> Vec<(&'static str, u64)> {
                 let mut all = Vec::new();
                 $($(
@@ -181,13 +188,13 @@ macro_rules! device_table {
             $table {
                 /// Name of the device, unique.
                 name: Option<String> = Replace;
-                /// Path of the socket at which the front-end is met.
+                /// Path of the vhost-user socket.
                 #[schema(value_type = Option<String>)]
                 socket_path: Option<PathBuf> = Replace;
                 /// Number of a listening socket that was passed when the daemon started.
                 #[schema(ignore)]
                 fd: Option<i32> = Replace, all(3, INT_MAX);
-                /// The front-end listens at the socket, the daemon connects.
+                /// True: the front-end listens at the socket, and the daemon connects.
                 client: bool = Replace;
                 /// Owner of the socket.
                 socket_owner: Option<RawAccount> = Replace;
@@ -197,11 +204,12 @@ macro_rules! device_table {
                 socket_mode: Option<String> = Replace;
                 /// The device ends with its first session.
                 one_off: bool = Reconnect;
-                /// Seconds in which a front-end sets its device up, or is closed.
+                /// Seconds from connecting after which a front-end that has sent no message is
+                /// disconnected.
                 handshake_timeout: Option<u64> = Reconnect, all(1, 3600);
-                /// The guest's memory may lie in files on a disk.
+                /// Accept guest memory in files on a local disk.
                 memory_on_disk: bool = Reconnect;
-                /// Bytes of guest memory that a front-end may share at most.
+                /// The most guest memory that a front-end may share, in bytes.
                 memory_max: Option<RawSize> = Reconnect;
                 /// The operations and bytes per second that the daemon serves for the device at
                 /// most.
@@ -254,45 +262,49 @@ device_table! {
         /// Serve this file or block device.
         #[schema(value_type = Option<String>)]
         file: Option<PathBuf> = Replace;
-        /// Serve it from the process of this trust domain; default: as `domains` says.
+        /// The trust domain whose device process serves the device; default: as `domains` says.
         domain: Option<String> = Replace;
-        /// Serve a disk of this size that keeps nothing.
+        /// Serve a disk of this size that stores nothing: reads give zeros.
         null: Option<RawSize> = Replace;
         /// Serve a disk of this size in memory.
         memory: Option<RawSize> = Replace;
         /// Serve the disk of the NBD server at this address.
         nbd: Option<String> = Replace;
-        /// How long requests wait for that server when it is gone: `forever` (default) or like
-        /// `60s`.
+        /// How long requests wait while that server is unreachable, before they fail: `forever`
+        /// (default) or like `60s`.
         reconnect: Option<String> = Replace;
-        /// The guest may not write.
+        /// The guest can read the disk, and not write to it.
         read_only: bool = Reconnect;
-        /// Pass the host's page cache by (`O_DIRECT`).
+        /// Bypass the host's page cache (`O_DIRECT`).
         direct: bool = Replace;
-        /// Lock the file while a guest's rings run, not as long as it is open: for migration.
+        /// For live migration: lock the file only while a guest's rings run, not as long as the
+        /// file is open.
         lock_with_rings: bool = Replace;
         /// `raw`: serve the file's bytes even if they look like an image of another format.
         /// `qcow2`, `vmdk`, `vdi`, `vhdx`: a helper reads the file, which needs a state_dir in
         /// `[daemon]`.
         format: Option<String> = Replace;
-        /// Bytes of a sector of the guest, 512 or 4096; default 512, but 4096 for a block device
-        /// that has such sectors itself.
+        /// The sector size that the guest sees, 512 or 4096 bytes; default 512, but 4096 for a
+        /// block device with such sectors.
         logical_block_size: Option<u32> = Reconnect, some(512, 4096, "512 or 4096");
         /// Request queues, 1 to 256; default 8.
         num_queues: Option<usize> = Reconnect, all(1, 256);
-        /// Entries of a ring that the limits of a request are made for; default 128.
+        /// The ring size that the VMM sets: the longest request that the guest is offered fits such
+        /// a ring; default 128.
         queue_size: Option<u16> = Reconnect, some(4, 1024, "a power of two from 4 to 1024");
-        /// The worker of each queue, by its index; default: it goes where it is best served.
+        /// The worker of each queue, by its index; default: queues move to workers on idle CPUs.
         queue_workers: Option<Vec<usize>> = Reconnect, all(0, 255);
-        /// How interrupts are held back: "off" (default), or like "32/100us".
+        /// How interrupts of the guest are held back: "off" (default), or a count and a time like
+        /// "32/100us".
         moderation: Option<String> = Reconnect;
         /// The device id string, at most 20 bytes; default: the name.
         serial: Option<String> = Reconnect;
         /// `writeback` (default) or `writethrough`.
         cache: Option<String> = Reconnect;
-        /// What becomes of writes for which the host has no room: `wait` (default) or `report`.
+        /// What happens to writes while the host's file system is full: they wait (`wait`,
+        /// default), or fail (`report`).
         on_full: Option<String> = Reconnect;
-        /// What goes wrong, to test guests.
+        /// Faults that the device makes on purpose, to test guests.
         fault: Option<RawFault> = Replace;
     }
 }
@@ -300,60 +312,68 @@ device_table! {
 device_table! {
     /// `[[net]]`
     RawNet {
-        /// Serve this tap: joined if it exists, else created.
+        /// Connect the guest to this tap, which is created if it does not exist.
         tap: Option<String> = Replace;
-        /// The tap must exist.
+        /// Fail if the tap does not exist.
         must_exist: bool = Replace;
-        /// Serve the tap whose queues were handed in, by their numbers.
+        /// The numbers of inherited file descriptors that are queues of a tap or macvtap.
         #[schema(ignore)]
         tap_fds: Option<Vec<i32>> = Replace, all(3, INT_MAX);
-        /// Serve this macvtap.
+        /// Connect the guest to this macvtap.
         macvtap: Option<String> = Replace;
-        /// Serve this interface by AF_XDP, in the place of the host's network stack.
+        /// Connect the guest to this interface through AF_XDP: it receives the packets instead of
+        /// the host's network stack.
         xdp: Option<String> = Replace;
-        /// Have the device of `xdp` read long frames in the guest's memory, all of which is pinned.
+        /// With `xdp`: the network card reads large packets directly from guest memory, all of
+        /// which is pinned.
         zero_copy: bool = Replace;
-        /// Serve a port that takes everything and keeps nothing.
+        /// Connect the guest to no interface: all its frames are dropped.
         null: bool = Replace;
-        /// The null port also delivers frames of this many bytes, as fast as they are taken.
+        /// With `null`: deliver frames of this many bytes to the guest, as fast as it receives
+        /// them.
         generate: Option<usize> = Replace, some(0, 65_553, "0, or a whole number from 60 to 65553");
-        /// Serve a port of this `[[switch]]`.
+        /// Connect the guest to a port of this `[[switch]]`.
         switch: Option<String> = Replace;
-        /// The VLAN of the port, 1 to 4094, without tags; default: every VLAN, with its tag.
+        /// The VLAN of the port, 1 to 4094: the guest's frames have no tags; default: all VLANs,
+        /// with tags.
         vlan: Option<u16> = Replace, all(1, 4094);
-        /// The VLANs of the port, with their tags.
+        /// The VLANs of the port: the guest's frames have tags.
         trunk: Option<Vec<u16>> = Replace, all(1, 4094);
         /// The port exchanges no frames with other isolated ports.
         isolated: bool = Replace;
-        /// The guest may only send as its own MAC address.
+        /// Drop frames of the guest whose source is not its own MAC address.
         anti_spoof: bool = Replace;
-        /// Addresses that the switch learns behind the port, 1 to 4096; default 8.
+        /// The most MAC addresses that the switch learns behind the port, 1 to 4096; default 8.
         macs_max: Option<u32> = Replace, all(1, 4096);
-        /// Frames that the port may send to all others in a second, 1 to 1000000; default 1000.
+        /// The most frames per second that the port may send to all other ports, 1 to 1000000;
+        /// default 1000.
         floods_max: Option<u32> = Replace, all(1, 1_000_000);
         /// Queue pairs, 1 to 127; default 1, or the number of `tap_fds`.
         queue_pairs: Option<usize> = Reconnect, all(1, 127);
-        /// The worker of each queue pair, by its index; default: it goes where it is best served.
+        /// The worker of each queue pair, by its index; default: pairs move to workers on idle
+        /// CPUs.
         queue_workers: Option<Vec<usize>> = Reconnect, all(0, 255);
-        /// How interrupts are held back: "off" (default), or like "32/100us".
+        /// How interrupts of the guest are held back: "off" (default), or a count and a time like
+        /// "32/100us".
         moderation: Option<String> = Reconnect;
-        /// When buffers of sent frames go back: "off" (default: at once) or "auto" (in groups where
-        /// the guest then sends longer frames).
+        /// When the guest gets back the buffers of sent frames: "off" (default, at once) or "auto"
+        /// (several together, while the guest then sends longer frames).
         reclaim: Option<String> = Reconnect;
-        /// What either side may leave unfinished for the other: "all" (default), "csum" (checksums
-        /// alone, no segments) or "none".
+        /// Offloads between guest and host: "all" (default, checksums and segmentation), "csum"
+        /// (checksums) or "none".
         offload: Option<String> = Reconnect;
-        /// MAC address; default: that of a macvtap or of `xdp`, else made from name and socket.
+        /// MAC address of the guest; default: that of the interface of `macvtap` or `xdp`, else
+        /// derived from name and socket.
         mac: Option<String> = Reconnect;
-        /// MTU that the interface is set to and the guest is told, 68 to 65535; default: neither.
+        /// MTU to set on the interface and to report to the guest, 68 to 65535; default: neither.
         mtu: Option<u32> = Live, all(68, 65_535);
-        /// Speed that the guest is told, in Mbit/s.
+        /// Link speed that the guest sees, in Mbit/s.
         speed: Option<u32> = Reconnect, all(1, INT_MAX);
-        /// The bridge that the interface joins.
+        /// The bridge to which the interface is added.
         bridge: Option<String> = Reconnect;
         /// Set the interface up; default: true if it is created here.
         up: Option<bool> = Reconnect;
-        /// Bytes on their way through the host at most, for each queue of the tap.
+        /// The most bytes of sent frames that the host holds, for each queue of the tap.
         sndbuf: Option<u32> = Reconnect, all(1, INT_MAX);
         /// Frames that wait for the guest at most, in all queues together that it uses: "auto"
         /// (default: 1000), 1 to 1000000, or "host": each queue has the interface's own length.
@@ -361,17 +381,19 @@ device_table! {
         /// Join consecutive packets of one flow into one GSO packet before it is written to the
         /// tap; default true.
         merge: Option<bool> = Reconnect;
-        /// Deliver a flow to the queue pair on which the guest sends it, with a BPF program; false:
-        /// the kernel's tap driver learns flows, at about 20 % more a short packet; default true.
+        /// Deliver the packets of a flow to the queue pair on which the guest sends that flow, with
+        /// a BPF program; false: the tap driver does this, with about 20 % more time for each short
+        /// packet; default true.
         steer: Option<bool> = Reconnect;
-        /// Offer to report the hash of each frame to the guest, which costs time; default false.
+        /// Offer the guest the hash of each frame that it receives; each frame then takes more
+        /// time; default false.
         hash_report: Option<bool> = Reconnect;
-        /// Serve it from the process of this trust domain; default: as `domains` says.
+        /// The trust domain whose device process serves the device; default: as `domains` says.
         domain: Option<String> = Replace;
-        /// Write every frame to this file.
+        /// Capture all frames in this file (pcap).
         #[schema(value_type = Option<String>)]
         pcap: Option<PathBuf> = Replace;
-        /// What goes wrong, to test guests.
+        /// Faults that the device makes on purpose, to test guests.
         fault: Option<RawNetFault> = Replace;
     }
 }
@@ -396,16 +418,16 @@ pub struct RawXenBlk {
     /// Serve the disks below backend/KIND in xenstore; once for each kind [default: manyring].
     #[arg(long = "kind", value_name = "KIND")]
     pub kinds: Option<Vec<String>>,
-    /// The socket or the device of xenstore [default: where it is found].
+    /// The socket or the device of xenstore [default: the first of the usual paths that exists].
     #[arg(long, value_name = "PATH")]
     pub xenstore: Option<PathBuf>,
     /// For tests: a simulated Xen, whose xenstore is this socket, instead of this machine's.
     #[arg(long, value_name = "SOCKET")]
     pub simulated: Option<PathBuf>,
-    /// The domain in which this process runs [default: 0].
+    /// The number of the domain in which this process runs [default: 0].
     #[arg(long, value_name = "N")]
     pub domain: Option<u16>,
-    /// Read and write past the host's page cache (O_DIRECT).
+    /// Bypass the host's page cache (O_DIRECT).
     #[arg(long)]
     pub direct: bool,
     /// raw: serve a file as it is, even if it looks like an image of another format (qcow2, ..).
@@ -415,15 +437,15 @@ pub struct RawXenBlk {
     /// device that has such sectors itself].
     #[arg(long, value_name = "BYTES")]
     pub logical_block_size: Option<u32>,
-    /// Queues that each guest may use, 1 to 256 [default: 8].
+    /// The most queues of a disk, 1 to 256 [default: 8].
     #[arg(long, alias = "queues", value_name = "N")]
     pub num_queues: Option<usize>,
-    /// When a write is durable: after the guest's flush (writeback), or when it is answered
-    /// (writethrough) [default: writeback].
+    /// When a write is durable: after the guest's next flush (writeback), or as soon as the write
+    /// completes (writethrough) [default: writeback].
     #[arg(long, value_name = "MODE")]
     pub cache: Option<String>,
-    /// When the host's disk is full: let the guest's writes wait until there is room (wait), or
-    /// give it I/O errors (report) [default: wait].
+    /// When the host's file system is full: let the guest's writes wait until there is space
+    /// (wait), or fail them with I/O errors (report) [default: wait].
     #[arg(long, value_name = "MODE")]
     pub on_full: Option<String>,
     /// Offer discards, where the disk and the tool stack allow them [default: true].
@@ -432,32 +454,32 @@ pub struct RawXenBlk {
     /// Offer write barriers, each of which waits for all requests before it.
     #[arg(long)]
     pub barrier: bool,
-    /// Keep pages mapped that a guest uses again and again, which spares most of the cost of a
-    /// request [default: true].
+    /// Keep pages mapped that a guest uses again and again (persistent grants), which makes
+    /// requests much cheaper [default: true].
     #[arg(long, value_name = "BOOL", num_args = 0..=1, default_missing_value = "true")]
     pub persistent: Option<bool>,
-    /// Pages of a queue that stay mapped, at most, 1 to 1048576 [default: 1056].
+    /// The most pages of a queue that stay mapped, 1 to 1048576 [default: 1056].
     #[arg(long, value_name = "N")]
     pub persistent_max: Option<u32>,
-    /// Segments of an indirect request, at most, up to 4096; 0: offer no such requests [default:
-    /// 256].
+    /// The most segments of an indirect request, up to 4096; 0: do not offer indirect requests
+    /// [default: 256].
     #[arg(long, value_name = "N")]
     pub indirect_segments_max: Option<u16>,
     /// The largest ring, as log2 of its pages, 0 to 4: 4 is 16 pages [default: 4].
     #[arg(long, value_name = "N")]
     pub ring_page_order_max: Option<u32>,
-    /// Send fewer notifications to the guest: off, or like 32/100us, which sends one when 32
-    /// answers are there or 100 us have passed [default: off].
+    /// Send fewer notifications to the guest: off, or COUNT/TIMEus. 32/100us delays a notification
+    /// until 32 requests are done, but by at most 100 microseconds [default: off].
     #[arg(long, value_name = "MODE")]
     pub moderation: Option<String>,
     /// Folder in which this process records what the next one needs to go on serving guests that
     /// stay connected, also after a SIGKILL [default: /run/manyring].
     #[arg(long, value_name = "DIR")]
     pub state_dir: Option<PathBuf>,
-    /// What each disk may pass in a second.
+    /// The limits of each disk, per second.
     #[arg(skip)]
     pub limit: Option<RawLimit>,
-    /// What goes wrong, to test guests.
+    /// Faults that the device makes on purpose, to test guests.
     #[arg(skip)]
     pub fault: Option<RawFault>,
 }
@@ -478,7 +500,7 @@ pub struct RawFault {
     pub secure_erase: bool,
 }
 
-/// `[net.fault]`: every n-th time, 0 = never.
+/// `[net.fault]`: each fault happens every n-th time; 0: never.
 #[derive(Clone, Copy, Debug, Default, Deserialize, Serialize, ToSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct RawNetFault {
@@ -494,7 +516,7 @@ pub struct RawNetFault {
     pub no_memory_every: u64,
     /// Receiving fails.
     pub recv_error_every: u64,
-    /// Not every n-th: the port is done with each frame of the guest after 0 to this many looks at
-    /// it, in any order; 0 = as soon as it is taken.
+    /// Not every n-th time: the port completes each frame of the guest only after it was polled 0
+    /// to this many times, in any order; 0: at once.
     pub late_tx: u32,
 }

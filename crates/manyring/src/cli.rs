@@ -29,10 +29,10 @@ const BEGIN: &str = "Begin with a disk in memory, and ask what QEMU must be told
 #[derive(Debug, Parser)]
 #[command(name = "manyring", version, disable_help_subcommand = true, after_help = BEGIN)]
 pub(crate) struct Cli {
-    /// Log this and what is worse: error, warn, info, debug or trace.
+    /// Log messages of this level and of the more severe ones: error, warn, info, debug or trace.
     #[arg(long, global = true, default_value = "info", value_name = "LEVEL", display_order = 900)]
     pub(crate) log_level: String,
-    /// The form of the log's lines.
+    /// The format of the log lines.
     #[arg(long, global = true, value_enum, default_value_t = LogFormat::Text, display_order = 900)]
     pub(crate) log_format: LogFormat,
     #[command(subcommand)]
@@ -50,30 +50,30 @@ pub(crate) enum Command {
     XenBlk(Box<XenBlkArgs>),
     /// Serve all devices of a configuration file.
     Run(RunArgs),
-    /// Show counters and latencies of a running daemon's queues, and its workers.
+    /// Show counters and latencies of the queues of a running daemon, and the state of its workers.
     Stats(StatsArgs),
     /// Watch devices, queues and workers of a running daemon on the whole terminal.
     Top(TopArgs),
-    /// Add a device to a running daemon, or change one that was added.
+    /// Add a device to a running daemon, or change a device that was added so.
     Add(AddArgs),
     /// Remove a device from a running daemon.
     Remove(RemoveArgs),
     /// Change limits or the MTU of a device at once, while its guest runs.
     Set(SetArgs),
-    /// Let a running daemon read its configuration file again and carry out what has changed.
+    /// Let a running daemon read its configuration file again and apply the differences.
     Reload(ReloadArgs),
     /// Change the size of a disk while its guest runs, or tell the guest its file's new size.
     Resize(ResizeArgs),
-    /// Unplug the cable of a guest's network device, or plug it in.
+    /// Set the link of a guest's network device down or up, like unplugging its cable.
     Link(LinkArgs),
     /// Change the MTU of a network device: on the host now, in the guest at its next boot.
     Mtu(MtuArgs),
-    /// Let a guest announce its address to its network, as after it has moved to another port.
+    /// Ask a guest to announce its MAC address to the network, as after a migration.
     Announce(AnnounceArgs),
-    /// Serve what the daemon hands over: it starts this itself.
+    /// Serve the devices that the daemon hands over. Only the daemon itself starts this command.
     #[command(hide = true)]
     DeviceProcess(DeviceProcessArgs),
-    /// Write manual pages and completions of shells into a folder: packages are made with this.
+    /// Write manual pages and shell completions into a folder, to build a package.
     #[command(hide = true)]
     Pages {
         /// The folder.
@@ -86,17 +86,18 @@ pub(crate) enum Command {
 /// `manyring device-process`
 #[derive(Args, Debug)]
 pub(crate) struct DeviceProcessArgs {
-    /// Which rights the process gives up before it serves anybody: none; auto: all that this kernel
-    /// can take from it; seccomp: all, and it ends if the kernel cannot take one of them.
+    /// Which rights the process gives up before it serves a guest. none: it keeps all; auto: all
+    /// that this kernel can take away; seccomp: all, and it exits if the kernel cannot take one of
+    /// them away.
     #[arg(long, value_enum, require_equals = true, default_value_t = Sandbox::Auto)]
     pub(crate) sandbox: Sandbox,
-    /// The process keeps the requests by which the disks of Xen guests are served.
+    /// Permit the ioctls of Xen's grant and event devices, for disks of Xen guests.
     #[arg(long)]
     pub(crate) xen: bool,
-    /// The number of io_urings that the process makes, one for each worker [default: 16 at most].
+    /// The number of io_urings that the process creates, one for each worker [default: at most 16].
     #[arg(long, value_name = "N", require_equals = true)]
     pub(crate) rings: Option<usize>,
-    /// Try what it has given up, and end.
+    /// Print which actions the sandbox permits to this process and which it denies, then exit.
     #[arg(long)]
     pub(crate) show: bool,
     #[command(flatten)]
@@ -109,10 +110,10 @@ pub(crate) struct SnippetArgs {
     /// The program that runs the virtual machine.
     #[arg(value_enum)]
     pub(crate) vmm: Vmm,
-    /// The configuration file that has the device.
+    /// The configuration file that contains the device.
     #[arg(long, value_name = "FILE")]
     pub(crate) config: Option<PathBuf>,
-    /// Instead of --config: the device's socket.
+    /// Without --config: the path of the device's socket.
     #[arg(long, value_name = "PATH", conflicts_with = "config")]
     pub(crate) socket_path: Option<PathBuf>,
     /// With --socket-path: the device is a network device, not a disk.
@@ -125,8 +126,8 @@ pub(crate) struct SnippetArgs {
     /// Queue pairs that the guest uses, 1 to 127 [default: all; with --socket-path: 1].
     #[arg(long, value_name = "N", value_parser = parse_queue_pairs)]
     pub(crate) queue_pairs: Option<usize>,
-    /// For qemu: the version of the QEMU that is to run the line, as 7.2 or 11.1 [default: 9.2 or
-    /// any newer one].
+    /// For qemu: the version of QEMU for which to print the options, like 7.2 or 11.1 [default: 9.2
+    /// or newer].
     #[arg(long, value_name = "VERSION")]
     pub(crate) qemu_version: Option<String>,
     /// The name of the device in the configuration file.
@@ -148,7 +149,8 @@ pub(crate) enum Vmm {
     Firecracker,
     /// A command line of User Mode Linux.
     Uml,
-    /// No VMM: the NBD server of a disk that lies elsewhere; DEVICE is ceph, qcow2 or s3.
+    /// Not a VMM: the command that starts an NBD server for other storage; DEVICE is ceph, qcow2 or
+    /// s3.
     Helper,
 }
 
@@ -190,11 +192,13 @@ pub(crate) struct RunArgs {
     /// The configuration file.
     #[arg(long, value_name = "FILE")]
     pub(crate) config: PathBuf,
-    /// Check the file and what it names on this host, print what would be served, and end.
+    /// Check the file, and the files and interfaces that it names; print what would be served;
+    /// exit.
     #[arg(long)]
     pub(crate) print_plan: bool,
-    /// Take sockets, disks and guests over from the daemon that listens at this control socket,
-    /// which ends then; each of its devices must be in a device process. If that fails, it goes on.
+    /// Take over sockets, disks and guests from the running daemon with this control socket, which
+    /// then exits. Device processes must serve all its devices. If the takeover fails, it
+    /// continues.
     #[arg(long, value_name = "CONTROL", conflicts_with = "print_plan")]
     pub(crate) takeover: Option<PathBuf>,
 }
@@ -202,34 +206,33 @@ pub(crate) struct RunArgs {
 /// Options of the process, for the commands that have no configuration file.
 #[derive(Args, Debug)]
 pub(crate) struct DaemonArgs {
-    /// Threads that serve queues, at most [default: as many as CPUs that this process may use].
+    /// The most threads that serve queues [default: the number of CPUs that this process may use].
     #[arg(long, value_name = "N")]
     pub(crate) workers: Option<usize>,
     /// The CPUs that a worker runs on, like 0-3,8; give it once for each worker [default: any].
     #[arg(long, value_name = "CPUS")]
     pub(crate) worker_cpus: Option<Vec<String>>,
-    /// Whether a worker without requests polls for new ones before it sleeps. auto: where that has
-    /// proved to be faster; always; never: least CPU time [default: auto].
+    /// Whether an idle worker polls for new requests before it sleeps. auto: while measurements
+    /// show that this is faster; always; never: uses the least CPU time [default: auto].
     #[arg(long, value_name = "MODE")]
     pub(crate) polling: Option<String>,
-    /// Microseconds that a worker polls before it sleeps, at most, 0 to 1000 [default: ten times
-    /// what waking a thread costs on this host].
+    /// The most microseconds that a worker polls before it sleeps, 0 to 1000 [default: ten times
+    /// the time that waking a thread takes on this host].
     #[arg(long, value_name = "US")]
     pub(crate) spin_us: Option<u32>,
-    /// Read and write files by plain system calls, without io_uring.
+    /// Do not use io_uring: read and write files with plain system calls.
     #[arg(long)]
     pub(crate) no_io_uring: bool,
-    /// Listen for commands (stats, resize, ..) and HTTP requests at this socket; with add: ask the
-    /// daemon that listens there.
+    /// Create this control socket, for commands (stats, resize, ..) and HTTP requests. With add:
+    /// the control socket of the running daemon.
     #[arg(long, value_name = "PATH")]
     pub(crate) control: Option<PathBuf>,
-    /// Seconds that a start waits for a socket, image or interface that another process holds; 0:
-    /// end at once [default: for ever].
+    /// Seconds to wait at the start for a socket, image or interface that another process uses; 0:
+    /// exit at once [default: wait without end].
     #[arg(long, value_name = "SECONDS")]
     pub(crate) wait: Option<u32>,
 
-    /// Serve the guest from a process of its own, without rights, which this one starts (a device
-    /// process).
+    /// Serve the guest in a sandboxed child process (a device process), instead of in this process.
     #[arg(long)]
     pub(crate) isolate: bool,
 }
@@ -237,7 +240,7 @@ pub(crate) struct DaemonArgs {
 /// `manyring blk`
 #[derive(Args, Debug)]
 pub(crate) struct BlkArgs {
-    /// Print the features of this back-end as JSON (for tools that look for one), and end.
+    /// Print the features of this back-end as JSON, for management tools, and exit.
     #[arg(long)]
     pub(crate) print_capabilities: bool,
     /// Name of the device in logs, counters and the control API.
@@ -251,24 +254,24 @@ pub(crate) struct BlkArgs {
     /// Serve a disk of this size that stores nothing, for measuring.
     #[arg(long, value_name = "SIZE")]
     pub(crate) null: Option<RawSize>,
-    /// Serve a disk of this size in memory, like 1G; its content is lost at the end.
+    /// Serve a disk of this size in memory, like 1G; its contents are lost when the process exits.
     #[arg(long, value_name = "SIZE")]
     pub(crate) memory: Option<RawSize>,
     /// Serve the disk of an NBD server: nbd[s]://HOST:PORT/NAME or nbd+unix:///NAME?socket=PATH.
     #[arg(long, value_name = "URI")]
     pub(crate) nbd: Option<String>,
-    /// How long requests wait for that server when it is gone, like 60s, before they fail
-    /// [default: forever].
+    /// With --nbd: how long requests wait while the server is unreachable, like 60s, before they
+    /// fail [default: forever].
     #[arg(long, value_name = "TIME")]
     pub(crate) reconnect: Option<String>,
-    /// The guest may not write.
+    /// Let the guest read the disk, and not write to it.
     #[arg(long)]
     pub(crate) read_only: bool,
-    /// Read and write past the host's page cache (O_DIRECT).
+    /// Bypass the host's page cache (O_DIRECT).
     #[arg(long)]
     pub(crate) direct: bool,
-    /// For live migration: hold the file's lock only while a guest uses the disk, so that another
-    /// daemon can have the file open too.
+    /// For live migration: lock the file only while a guest uses the disk, so that the daemon at
+    /// the destination can open the file, too.
     #[arg(long)]
     pub(crate) lock_with_rings: bool,
     /// raw: serve the file as it is, even if it looks like an image of another format (qcow2, ..).
@@ -278,34 +281,35 @@ pub(crate) struct BlkArgs {
     /// device that has such sectors itself].
     #[arg(long, value_name = "BYTES")]
     pub(crate) logical_block_size: Option<u32>,
-    /// Queues that the guest may use, 1 to 256: best one for each of its CPUs [default: 8].
+    /// The most queues that the guest may use, 1 to 256; best is one for each CPU of the guest
+    /// [default: 8].
     #[arg(long, value_name = "N")]
     pub(crate) num_queues: Option<usize>,
-    /// Ring size for which the longest request is chosen, a power of two from 4 to 1024. The VMM
-    /// chooses the real size [default: 128].
+    /// The ring size that you set in the VMM, a power of two from 4 to 1024: the longest request
+    /// that the guest is offered fits such a ring [default: 128].
     #[arg(long, value_name = "N")]
     pub(crate) queue_size: Option<u16>,
-    /// Bind queues to workers, by number: 1,2 keeps queue 0 on worker 1, and queue 1 on worker 2
+    /// Pin queues to worker threads: 1,2 keeps queue 0 on worker 1, and queue 1 on worker 2
     /// [default: queues move to workers on idle CPUs].
     #[arg(long, value_name = "N", value_delimiter = ',')]
     pub(crate) queue_workers: Option<Vec<usize>>,
-    /// Send fewer interrupts to the guest: off, or like 32/100us, which sends one when 32 answers
-    /// are there or 100 us have passed [default: off].
+    /// Send fewer interrupts to the guest: off, or COUNT/TIMEus. 32/100us delays an interrupt until
+    /// 32 requests are done, but by at most 100 microseconds [default: off].
     #[arg(long, value_name = "MODE")]
     pub(crate) moderation: Option<String>,
     /// The serial number that the guest sees, at most 20 characters [default: the name].
     #[arg(long)]
     pub(crate) serial: Option<String>,
-    /// When a write is durable: after the guest's flush (writeback), or when it is answered
-    /// (writethrough) [default: writeback].
+    /// When a write is durable: after the guest's next flush (writeback), or as soon as the write
+    /// completes (writethrough) [default: writeback].
     #[arg(long, value_name = "MODE")]
     pub(crate) cache: Option<String>,
-    /// When the host's disk is full: let the guest's writes wait until there is room (wait), or
-    /// give it I/O errors (report) [default: wait].
+    /// When the host's file system is full: let the guest's writes wait until there is space
+    /// (wait), or fail them with I/O errors (report) [default: wait].
     #[arg(long, value_name = "MODE")]
     pub(crate) on_full: Option<String>,
-    /// Limits for each second: read_iops, write_iops, iops, read_bps, write_bps, bps (bytes), and
-    /// burst_ms; several with commas, like iops=5000,bps=100M [default: none].
+    /// Limits per second: read_iops, write_iops and iops (requests), read_bps, write_bps and bps
+    /// (bytes), burst_ms; separate several with commas, like iops=5000,bps=100M [default: none].
     #[arg(long, value_name = "KEY=VALUE", value_delimiter = ',')]
     pub(crate) limit: Vec<RawLimitOption>,
     #[command(flatten)]

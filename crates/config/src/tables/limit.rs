@@ -17,7 +17,7 @@ pub struct RawLimit(pub BTreeMap<String, RawScalar>);
 #[serde(transparent)]
 pub struct RawScalar(pub String);
 
-/// `--limit KEY=VALUE`
+/// One key and value of the option `--limit KEY=VALUE`.
 #[derive(Clone, Debug)]
 pub struct RawLimitOption(String, String);
 

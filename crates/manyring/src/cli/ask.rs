@@ -13,10 +13,10 @@ pub(crate) struct StatsArgs {
     /// The control socket of the running daemon.
     #[arg(long, value_name = "PATH", default_value = CONTROL)]
     pub(crate) control: PathBuf,
-    /// Print JSON: with --watch one line each time.
+    /// Print JSON; with --watch, one line for each interval.
     #[arg(long)]
     pub(crate) json: bool,
-    /// Go on, and show what has happened in each SECONDS seconds [default: 1].
+    /// Repeat every SECONDS seconds, showing the changes since the last output [default: 1].
     #[arg(
         long,
         value_name = "SECONDS",
@@ -25,7 +25,7 @@ pub(crate) struct StatsArgs {
         value_parser = clap::value_parser!(u64).range(1..=86400)
     )]
     pub(crate) watch: Option<u64>,
-    /// Only this device.
+    /// Show only this device.
     pub(crate) device: Option<String>,
 }
 
@@ -82,7 +82,7 @@ pub(crate) struct RemoveArgs {
     pub(crate) control: PathBuf,
     /// The name of the device.
     pub(crate) device: String,
-    /// Remove it although a VMM uses it. Its guest's requests get no answer from then on.
+    /// Remove the device even if a VMM uses it. The guest's requests are then never answered.
     #[arg(long)]
     pub(crate) force: bool,
 }
@@ -93,7 +93,7 @@ pub(crate) struct ReloadArgs {
     /// The control socket of the running daemon.
     #[arg(long, value_name = "PATH", default_value = CONTROL)]
     pub(crate) control: PathBuf,
-    /// Print what would change, and change nothing.
+    /// Print the steps that a reload would take, and change nothing.
     #[arg(long)]
     pub(crate) dry_run: bool,
 }
@@ -122,7 +122,7 @@ pub(crate) struct LinkArgs {
     pub(crate) control: PathBuf,
     /// The name of the device.
     pub(crate) device: String,
-    /// Whether the cable is plugged in.
+    /// The new state of the link.
     #[arg(value_enum)]
     pub(crate) state: LinkState,
 }
@@ -130,9 +130,9 @@ pub(crate) struct LinkArgs {
 /// Whether a link is up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum LinkState {
-    /// Packets pass.
+    /// The guest sees a link, and packets pass.
     Up,
-    /// No packet passes, and the guest sees it.
+    /// The guest sees no link, and no packet passes.
     Down,
 }
 

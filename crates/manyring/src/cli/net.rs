@@ -8,7 +8,7 @@ use std::path::PathBuf;
 /// `manyring net`
 #[derive(Args, Debug)]
 pub(crate) struct NetArgs {
-    /// Print the features of this back-end as JSON (for tools that look for one), and end.
+    /// Print the features of this back-end as JSON, for management tools, and exit.
     #[arg(long)]
     pub(crate) print_capabilities: bool,
     /// Name of the device in logs, counters and the control API.
@@ -16,67 +16,75 @@ pub(crate) struct NetArgs {
     pub(crate) name: String,
     #[command(flatten)]
     pub(crate) socket: RawSocket,
-    /// Serve this tap: an existing one, or one that is made and goes away with this process.
+    /// Connect the guest to this tap interface. If it does not exist, it is created, and deleted
+    /// when this process exits.
     #[arg(long, value_name = "NAME")]
     pub(crate) tap: Option<String>,
-    /// The tap must exist: do not make it.
+    /// Fail if the interface of --tap does not exist, instead of creating it.
     #[arg(long)]
     pub(crate) must_exist: bool,
-    /// Serve the tap or macvtap whose queues are these open file descriptors, one for each queue
-    /// pair, like 7,8.
+    /// Connect the guest to the tap or macvtap whose queues are these inherited file descriptors,
+    /// one for each queue pair, like 7,8.
     #[arg(long = "tap-fd", value_name = "N", value_delimiter = ',')]
     pub(crate) tap_fds: Vec<i32>,
-    /// Serve this macvtap, which must exist.
+    /// Connect the guest to this macvtap interface, which must exist.
     #[arg(long, value_name = "NAME")]
     pub(crate) macvtap: Option<String>,
-    /// Serve this interface by AF_XDP: its frames are the guest's, and not the host's.
+    /// Connect the guest to this interface through AF_XDP: the guest receives all its packets, and
+    /// the host's network stack none of them.
     #[arg(long, value_name = "NAME")]
     pub(crate) xdp: Option<String>,
-    /// Have the device of --xdp read long frames in the guest's memory, all of which is pinned.
+    /// With --xdp: the network card reads large packets directly from guest memory, without a copy.
+    /// This needs support by the card's driver, allows one queue pair, and pins all guest memory.
     #[arg(long)]
     pub(crate) zero_copy: bool,
-    /// Serve a network that drops every packet of the guest, for measuring.
+    /// Connect the guest to no interface: drop all its packets, for measuring.
     #[arg(long)]
     pub(crate) null: bool,
-    /// With --null, also send the guest packets of this size, as fast as it takes them.
+    /// With --null: send the guest packets of this size, 60 to 65553 bytes, as fast as it receives
+    /// them.
     #[arg(long, value_name = "BYTES")]
     pub(crate) generate: Option<usize>,
-    /// Queue pairs that the guest may use, 1 to 127 [default: 1, or the number of --tap-fd].
+    /// The most queue pairs that the guest may use, 1 to 127 [default: 1, or the number of
+    /// --tap-fd].
     #[arg(long, value_name = "N")]
     pub(crate) queue_pairs: Option<usize>,
-    /// Bind queue pairs to workers, by number: 1,2 keeps pair 0 on worker 1, and pair 1 on worker 2
+    /// Pin queue pairs to worker threads: 1,2 keeps pair 0 on worker 1, and pair 1 on worker 2
     /// [default: pairs move to workers on idle CPUs].
     #[arg(long, value_name = "N", value_delimiter = ',')]
     pub(crate) queue_workers: Option<Vec<usize>>,
-    /// Send fewer interrupts to the guest: off, or like 32/100us, which sends one when 32 answers
-    /// are there or 100 us have passed [default: off].
+    /// Send fewer interrupts to the guest: off, or COUNT/TIMEus. 32/100us delays an interrupt until
+    /// 32 packets are done, but by at most 100 microseconds [default: off].
     #[arg(long, value_name = "MODE")]
     pub(crate) moderation: Option<String>,
-    /// When the guest gets the buffers of sent packets back: at once (off), or in groups, up to 25
-    /// us later, while that makes it send longer packets (auto) [default: off].
+    /// When the guest gets back the buffers of packets that were sent. off: at once; auto: several
+    /// together, up to 25 microseconds later, while the guest then sends larger packets [default:
+    /// off].
     #[arg(long, value_name = "MODE")]
     pub(crate) reclaim: Option<String>,
-    /// Work that guest and host may leave to each other: checksums and segmentation (all),
-    /// checksums (csum), nothing (none), as some userspace switches need it [default: all].
+    /// Offloads between guest and host. all: checksums and segmentation; csum: checksums; none:
+    /// neither, for switches that do not support offloads [default: all].
     #[arg(long, value_name = "WHAT")]
     pub(crate) offload: Option<String>,
-    /// MAC address of the guest [default: that of the macvtap or of --xdp, else one that is derived
-    /// from the device's name and socket, and stays the same].
+    /// MAC address of the guest [default: the address of the interface for --macvtap and --xdp,
+    /// else one that is derived from the device's name and socket, the same at each start].
     #[arg(long, value_name = "MAC")]
     pub(crate) mac: Option<String>,
-    /// Set the interface to this MTU, and tell it to the guest [default: leave both alone].
+    /// Set the interface to this MTU, and report it to the guest [default: do neither].
     #[arg(long, value_name = "BYTES")]
     pub(crate) mtu: Option<u32>,
-    /// The speed that the guest sees, in Mbit/s; it limits nothing.
+    /// The link speed that the guest sees, in Mbit/s. It limits nothing.
     #[arg(long, value_name = "MBITS")]
     pub(crate) speed: Option<u32>,
-    /// Join the interface to this bridge.
+    /// Add the interface to this bridge.
     #[arg(long, value_name = "NAME")]
     pub(crate) bridge: Option<String>,
-    /// Set the interface up (true) or down (false) [default: up if made here, else as it is].
+    /// Set the interface up (true) or down (false) [default: up if it is created here, else
+    /// unchanged].
     #[arg(long, value_name = "BOOL", num_args = 0..=1, default_missing_value = "true")]
     pub(crate) up: Option<bool>,
-    /// Bytes of each queue that may be on their way through the host [default: the host's limit].
+    /// The most bytes of sent packets that the host holds, for each queue of the tap [default: the
+    /// host's limit].
     #[arg(long, value_name = "BYTES")]
     pub(crate) sndbuf: Option<u32>,
     /// Packets that may wait in the tap for the guest, in all of its queues together: a number;
@@ -88,20 +96,20 @@ pub(crate) struct NetArgs {
     /// [default: true].
     #[arg(long, value_name = "BOOL", num_args = 0..=1, default_missing_value = "true")]
     pub(crate) merge: Option<bool>,
-    /// Deliver a flow to the queue pair on which the guest sends it, with a BPF program of the
-    /// daemon. false: the kernel's tap driver learns flows, about 20 % more time for each short
+    /// Deliver the packets of a flow to the queue pair on which the guest sends that flow, with a
+    /// BPF program. false: the tap driver does this, with about 20 % more time for each short
     /// packet [default: true].
     #[arg(long, value_name = "BOOL", num_args = 0..=1, default_missing_value = "true")]
     pub(crate) steer: Option<bool>,
-    /// Offer the guest to report the hash of each packet that it receives, which costs it time for
-    /// each packet [default: false].
+    /// Offer the guest the hash of each packet that it receives (VIRTIO_NET_F_HASH_REPORT). Each
+    /// packet then takes more time [default: false].
     #[arg(long, value_name = "BOOL", num_args = 0..=1, default_missing_value = "true")]
     pub(crate) hash_report: Option<bool>,
-    /// Capture all packets in this file (pcap), both ways; its former content is lost.
+    /// Capture the packets of both directions in this file (pcap). The file is overwritten.
     #[arg(long, value_name = "FILE")]
     pub(crate) pcap: Option<PathBuf>,
-    /// Limits for each second, tx being what the guest sends: tx_pps, rx_pps, tx_bps, rx_bps
-    /// (bytes), and burst_ms; several with commas, like tx_bps=12M [default: none].
+    /// Limits per second: tx_pps and rx_pps (packets that the guest sends and receives), tx_bps and
+    /// rx_bps (bytes), burst_ms; separate several with commas, like tx_bps=12M [default: none].
     #[arg(long, value_name = "KEY=VALUE", value_delimiter = ',')]
     pub(crate) limit: Vec<RawLimitOption>,
     #[command(flatten)]
