@@ -15,8 +15,8 @@ const DELAY_US_MAX: u32 = 10_000;
 /// A text that is neither `off` nor limits.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "{0:?} is neither \"off\" nor N/Tus like \"32/100us\" (N 1 to {COUNT_MAX}, \
-     T 1 to {DELAY_US_MAX})"
+    "{0:?} is neither \"off\" nor COUNT/TIMEus like \"32/100us\" (COUNT 1 to {COUNT_MAX}, \
+     TIME 1 to {DELAY_US_MAX})"
 )]
 pub struct NoModeration(String);
 
@@ -103,7 +103,7 @@ mod tests {
         ] {
             let error = text.parse::<Moderation>().unwrap_err().to_string();
             assert!(
-                error.starts_with(&format!("{text:?} is neither \"off\" nor N/Tus")),
+                error.starts_with(&format!("{text:?} is neither \"off\" nor COUNT/TIMEus")),
                 "{error}"
             );
         }

@@ -27,7 +27,7 @@ pub enum JoinError {
     #[error(transparent)]
     Nbd(#[from] NbdError),
     /// The server allows only one connection (no `NBD_FLAG_CAN_MULTI_CONN`), and the disk has one.
-    #[error("it allows one connection alone now")]
+    #[error("it allows only one connection now")]
     Alone,
     /// One of the two sides does not trust the other, or has broken TLS.
     #[error(transparent)]

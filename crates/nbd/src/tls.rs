@@ -34,7 +34,7 @@ const RECORD_MAX: usize = 16 << 10;
 #[derive(Debug, thiserror::Error)]
 pub enum TlsError {
     /// A file of this host cannot be used.
-    #[error("is not asked, because {} cannot be used: {problem}", path.display())]
+    #[error("cannot be authenticated: {} cannot be used: {problem}", path.display())]
     File {
         /// The file.
         path: PathBuf,
@@ -42,7 +42,7 @@ pub enum TlsError {
         problem: String,
     },
     /// The URI has no name that a certificate could have.
-    #[error("is not asked, because {0:?} is no name that a certificate has: say tls-hostname=NAME")]
+    #[error("cannot be authenticated: {0:?} cannot be in a certificate; set tls-hostname=NAME")]
     Name(String),
     /// The server's certificate is not trusted.
     #[error("has a certificate that no authority in ca-cert.pem has signed")]

@@ -152,7 +152,7 @@ pub struct Full {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[allow(missing_docs, reason = "the Display text says what each field is")]
 pub enum JournalError {
-    #[error("its device process could not go on writing it")]
+    #[error("its device process failed to write a later state")]
     Lost,
     #[error("layout version {found} instead of {VERSION}")]
     Version { found: u32 },

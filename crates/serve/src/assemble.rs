@@ -60,7 +60,7 @@ pub enum AssembleError {
     StateDir { at: String, source: io::Error },
     #[error(transparent)]
     Xen(Box<dyn Error + Send + Sync>),
-    #[error("earlier host calls are still blocked; no further one is made")]
+    #[error("too many earlier calls to open files are still blocked; try again later")]
     Calls,
     #[error("no worker thread available")]
     Workers,

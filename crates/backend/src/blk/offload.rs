@@ -241,7 +241,7 @@ impl Drop for DiskThread {
 pub(crate) fn warn_of_waiting(image: &Image) {
     image.waiting_told.call_once(|| {
         let image = image.path().display();
-        tracing::warn!(%image, "no thread for a disk request; its worker blocks");
+        tracing::warn!(%image, "no thread for a disk request: the worker makes it and blocks");
     });
 }
 

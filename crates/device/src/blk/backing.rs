@@ -49,7 +49,7 @@ impl Backing {
             physical_block_size,
             min_io_size,
             opt_io_size,
-            "the guest is told this geometry"
+            "reporting this geometry to the guest"
         );
     }
 

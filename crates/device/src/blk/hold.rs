@@ -75,7 +75,11 @@ impl Rings {
                 }
                 Some(Err(error)) => {
                     if !std::mem::replace(&mut self.is_missed, true) {
-                        tracing::warn!(device, %error, "the guest's rings wait for the image");
+                        tracing::warn!(
+                            device,
+                            %error,
+                            "locking the image failed; the guest's rings wait; retrying"
+                        );
                     }
                     return Err(StartError::Image);
                 }

@@ -148,7 +148,13 @@ pub(super) trait HasPort {
                     is_refused[pair] = true;
                     let device = self.name();
                     if self.host().port.is_own() {
-                        tracing::warn!(device, pair, wanted, %errno, "the port does not follow");
+                        tracing::warn!(
+                            device,
+                            pair,
+                            wanted,
+                            %errno,
+                            "attaching or detaching a queue pair of the interface failed"
+                        );
                     }
                 }
             }
@@ -168,7 +174,12 @@ pub(super) trait HasPort {
             let set = aside(move || port.set_offloads(given)).await;
             if let Err(errno) = set.unwrap_or(Err(Errno::INTR)) {
                 let device = self.name();
-                tracing::warn!(device, %errno, ?given, "the port cannot switch its offloads");
+                tracing::warn!(
+                    device,
+                    %errno,
+                    ?given,
+                    "setting the offloads of the interface failed"
+                );
                 return false;
             }
             self.with(|state| state.host_given = Some(given));
@@ -193,7 +204,11 @@ pub(super) trait HasPort {
             let set = aside(move || port.set_rss(wanted)).await;
             if let Err(errno) = set.unwrap_or(Err(Errno::INTR)) {
                 let device = self.name();
-                tracing::warn!(device, %errno, "the port cannot choose pairs by the guest's hash");
+                tracing::warn!(
+                    device,
+                    %errno,
+                    "setting receive-side scaling of the interface failed"
+                );
                 return false;
             }
             self.with(|state| state.host_rss = rss);

@@ -120,7 +120,11 @@ pub(super) trait Presence: HasPort {
             match aside(move || port.join_again()).await {
                 Some(Ok(())) => return self.regain_port().await,
                 Some(Err(error @ TapError::HandedIn(_))) => {
-                    tracing::warn!(device, %error, "the guest stays without a network");
+                    tracing::warn!(
+                        device,
+                        %error,
+                        "the interface is gone and cannot be reopened; the guest's link stays down"
+                    );
                     return std::future::pending().await;
                 }
                 Some(Err(error)) => {

@@ -9,7 +9,7 @@ pub(super) enum CtrlRefusal {
     Pairs { pairs: usize, max: usize },
     #[error("offloads that were not negotiated")]
     Offloads,
-    #[error("the host's interface does not follow")]
+    #[error("changing the host's interface failed")]
     Port,
     #[error("the host's interface passes only frames to its own address")]
     OnlyTo,

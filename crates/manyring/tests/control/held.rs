@@ -49,7 +49,8 @@ fn ring_whose_image_another_process_holds_starts_as_soon_as_that_one_lets_go() {
     let mut client = Client::connect(&destination.socket(), 2);
     client.submit_reads(0, 1);
     client.submit_reads(1, 1);
-    let waits = || destination.log().matches("the guest's rings wait for the image").count();
+    let waits =
+        || destination.log().matches("locking the image failed; the guest's rings wait").count();
     assert!(wait_until(|| waits() > 0), "{}", destination.log());
     // The front-end says nothing more, and its guest has kicked already.
     drop(holder);

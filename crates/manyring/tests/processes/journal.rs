@@ -42,7 +42,7 @@ fn a_journal_that_a_device_process_has_spoiled_costs_its_own_session_and_one_lin
         ("layout version 7 instead of 1", |file| {
             write_heads(file, &[7, 0, 0, 0]);
         }),
-        ("its device process could not go on writing it", |file| {
+        ("its device process failed to write a later state", |file| {
             write_heads(file, &[0xff; 24]);
         }),
         ("a list is longer than its record", |file| {

@@ -300,7 +300,7 @@ fn an_image_that_a_vmm_has_stays_locked_and_the_change_that_removes_its_disk_goe
     let waits = |line: &&str| line.contains("device=\"a\"") && line.contains(&own);
     let log = daemon.log();
     assert!(log.lines().any(|line| waits(&line)), "{log}");
-    let goes_on: Vec<_> = log.lines().filter(|line| line.contains("not waiting")).collect();
+    let goes_on: Vec<_> = log.lines().filter(|line| line.contains("still open")).collect();
     assert!(goes_on.len() == 1 && goes_on[0].contains("devices=\"a\""), "{log}");
     // Nobody gets the image, this daemon's next disk of that name neither.
     let next = |name: &str| {

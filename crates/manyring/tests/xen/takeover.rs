@@ -91,7 +91,7 @@ fn daemon_that_would_serve_the_disks_of_another_one_is_refused_and_changes_nothi
         let said = String::from_utf8(output.stderr).unwrap();
         assert_eq!(output.status.code(), Some(1), "{state}: {said}");
         let words = "--kind: the disks of kind \"vbd\" are in use by ";
-        let pid = format!("pid {}, which has ", daemon.pid());
+        let pid = format!("pid {}, which has locked ", daemon.pid());
         assert!(said.contains(words) && said.contains(&pid), "{state}: {said}");
     }
     front.queues[0].write(0, &[1; 512]).unwrap();

@@ -81,7 +81,7 @@ impl Tasks {
         let have_ended = timeout(TASKS_END, ended).await.is_ok();
         if !have_ended {
             let devices = devices.join(", ");
-            tracing::warn!(devices, "their files are still open; not waiting");
+            tracing::warn!(devices, "stopping devices timed out; their files are still open");
         }
         have_ended
     }

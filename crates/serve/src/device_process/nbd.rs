@@ -78,6 +78,6 @@ fn found(target: NbdTarget, limit: Duration, fds: Vec<OwnedFd>) -> NbdFound {
 
 /// Returns the failure that is reported if no thread could be made to ask the server.
 fn unasked() -> NbdFound {
-    let text = "is not asked for its disk: internal error".to_owned();
+    let text = "was not asked for its export: internal error".to_owned();
     NbdFound::Failed(NbdFailure { text, is_limit: false, passes: true })
 }

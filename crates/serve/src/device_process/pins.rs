@@ -23,7 +23,11 @@ impl QueueWorkers {
         let queue_workers: Vec<_> = queue_workers.into_iter().map(usize::from).collect();
         let workers = self.workers_max;
         if queue_workers.iter().any(|worker| *worker >= workers) {
-            tracing::warn!(device, workers, "queue_workers is not followed: too few workers");
+            tracing::warn!(
+                device,
+                workers,
+                "queue_workers is ignored: the device process has too few workers"
+            );
         } else if !queue_workers.is_empty() {
             self.chosen.insert(device.to_owned(), queue_workers);
             self.pool.set_queue_workers(self.chosen.clone());

@@ -300,7 +300,7 @@ impl DeviceManager {
             }
             while let Some((device, _)) = left.iter().find(|(_, is_open)| is_open()) {
                 if began.elapsed() > DEVICE_CLOSE {
-                    tracing::warn!(device, "closing it is blocked; not waiting");
+                    tracing::warn!(device, "closing the device timed out; its file is still open");
                     return;
                 }
                 sleep(DEVICE_CLOSE_LOOK).await;

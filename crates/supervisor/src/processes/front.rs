@@ -320,7 +320,7 @@ impl Front<'_> {
             Ok(number) => number,
             Err(error) => {
                 let device = self.wanted.plan().name.as_str();
-                tracing::warn!(device, %error, "client refused: no file for its journal");
+                tracing::warn!(device, %error, "client refused: creating its journal failed");
                 return sleep(FRONT_RETRY).await;
             }
         };

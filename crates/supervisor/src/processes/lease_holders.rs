@@ -233,7 +233,11 @@ impl Part {
                 _ => {
                     if !std::mem::replace(&mut is_told, true) {
                         let process = process.name();
-                        tracing::warn!(process, group, "dividing the limit failed: no files");
+                        tracing::warn!(
+                            process,
+                            group,
+                            "dividing the limit failed: no file available; retrying"
+                        );
                     }
                     tokio::time::sleep(TICK).await;
                 }
@@ -242,7 +246,9 @@ impl Part {
         *lock(&self.lease) = Some(Arc::new(files));
         match leases.lock().wake(&leases) {
             Ok(wakes) => process.ring.lead_to(&wakes),
-            Err(error) => tracing::error!(group, %error, "dividing the limit failed: no thread"),
+            Err(error) => {
+                tracing::error!(group, %error, "dividing the limit failed: no thread available")
+            }
         }
         let fds = fds.into_iter().map(MessageFd::from).collect();
         process.tell_in_turn(Command::Lease { group }, fds).await;

@@ -106,7 +106,7 @@ impl Measurer for Measuring {
 
 /// Makes the error for a failure of this host, not of the server.
 fn failed(problem: String) -> NbdFailure {
-    let text = format!("is not asked for its disk: {problem}");
+    let text = format!("was not asked for its export: {problem}");
     NbdFailure { text, is_limit: false, passes: true }
 }
 
@@ -126,7 +126,7 @@ impl Measured {
             turn
         });
         let Ok(_turn) = free.await else {
-            return tell(Err("the process that asked it last has not ended".to_owned()));
+            return tell(Err("the process that asked before has not ended".to_owned()));
         };
         match begin::spawned(arguments).await {
             Ok(spawned) => self.attend(spawned, target, fds, tell).await,
@@ -166,7 +166,7 @@ impl Measured {
             tracing::error!(
                 process,
                 pid,
-                "killed, but the kernel has not ended it; its disk waits"
+                "the process was killed, but the kernel has not ended it; its disk waits until then"
             );
             let _ = ended.readable().await;
         }
@@ -190,13 +190,13 @@ async fn answer(
     let mut is_ready = false;
     loop {
         let came = channel.receive().await.map_err(|error| error.to_string())?;
-        let (bytes, fds) = came.ok_or("its process has ended")?;
+        let (bytes, fds) = came.ok_or("the device process has ended")?;
         match message::parse(&bytes).map_err(|error| error.to_string())? {
             // `Ready` carries a descriptor of the process's /proc/self/stat, which is not needed
             // here.
             Report::Ready {} if !is_ready && fds.len() <= 1 => is_ready = true,
             Report::Export { found } if fds.is_empty() => return Ok(found),
-            _ => return Err("its process answers something else".to_owned()),
+            _ => return Err("the device process sent an unexpected message".to_owned()),
         }
     }
 }
@@ -267,7 +267,10 @@ mod tests {
                 vec![(Report::Quiesced {}, 0), (answer(), 0)],
             ] {
                 let refused = found(&disk, &reports, None).await;
-                assert_eq!(refused, Err("its process answers something else".to_owned()));
+                assert_eq!(
+                    refused,
+                    Err("the device process sent an unexpected message".to_owned())
+                );
             }
         });
     }

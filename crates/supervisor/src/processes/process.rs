@@ -361,7 +361,8 @@ impl DeviceProcess {
             tracing::error!(
                 process,
                 pid,
-                "killed, but the kernel has not ended it; its devices wait"
+                "the device process was killed, but the kernel has not ended it; its devices wait \
+                 until then"
             );
             // No command is read any more: close the queue, so that callers which wait for room
             // return.
@@ -428,7 +429,7 @@ impl DeviceProcess {
                 came = channel.receive() => {
                     let (bytes, fds) = match came {
                         Ok(Some(came)) => came,
-                        Ok(None) => return "its process has ended".to_owned(),
+                        Ok(None) => return "the process has ended".to_owned(),
                         Err(error) => return format!("invalid report: {error}"),
                     };
                     let report = message::parse(&bytes).map_err(|error| error.to_string());
@@ -444,7 +445,7 @@ impl DeviceProcess {
                     tokio::task::yield_now().await;
                     self.members.bucket.pass(bytes.len()).await;
                 }
-                _ = pidfd.readable() => return "its process has ended".to_owned(),
+                _ = pidfd.readable() => return "the process has ended".to_owned(),
                 () = question.max_wait(), if question.is_asked() => {
                     if question.is_over() {
                         return format!("no answer for {} s", PROCESS_ANSWER.as_secs());

@@ -287,7 +287,10 @@ impl RequestServer {
         // A process with a copy of a socket can hold the socket's lock and so delay the shutdown,
         // but cannot use the socket for anything else meanwhile.
         if timeout(NBD_SHUT, aside(move || ends.end())).await.is_err() {
-            tracing::warn!(device = self.device, "shutting its connections takes long");
+            tracing::warn!(
+                device = self.device,
+                "shutting down connections to the disk's server is slow"
+            );
         }
         // A close of a socket may linger; waiting for the janitor interrupts it. Do so in a task,
         // which nothing awaits.
@@ -372,7 +375,7 @@ async fn connect(
     limit: Duration,
 ) -> OutgoingMessage {
     let failed = |errno: Errno| NbdFailure {
-        text: format!("is not asked: {errno}"),
+        text: format!("cannot be used: preparing the connection failed: {errno}"),
         is_limit: false,
         passes: true,
     };

@@ -65,7 +65,7 @@ fn is_xdp(uplink: &OwnedPort) -> bool {
 /// the uplink again.
 fn has_no_uplink(process: &DeviceProcess, host: &SwitchHost, error: &str) {
     tracing::error!(switch = host.name(), error, "handing over the uplink failed");
-    process.end("it has no uplink");
+    process.end("its uplink could not be handed over");
 }
 
 /// Serves the process's privileged requests for the uplink until the process has quiesced or ended.
@@ -139,7 +139,11 @@ impl Processes {
     pub(crate) async fn end_switch(&self, name: &str) {
         let domain = domain_of_switch(name);
         if let Err(problem) = self.end_one(&domain, "its switch is removed").await {
-            tracing::error!(switch = name, problem, "the uplink stays in use");
+            tracing::error!(
+                switch = name,
+                problem,
+                "ending the process of a removed switch failed; its uplink stays in use"
+            );
             return;
         }
         if let Some(host) = self.switches.apart(name) {

@@ -51,8 +51,8 @@ pub(crate) enum StateDirError {
     )]
     Unsafe { path: PathBuf, what: &'static str },
     #[error(
-        "the disks of kind \"{kind}\" are in use by pid {holder}, which has {}; if it was killed, \
-         it waits for a blocked disk",
+        "the disks of kind \"{kind}\" are in use by pid {holder}, which has locked {}; if it was \
+         killed, it waits for a blocked disk",
         path.display()
     )]
     InUse { kind: String, path: PathBuf, holder: String },

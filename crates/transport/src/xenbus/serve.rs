@@ -381,7 +381,11 @@ impl Device<'_> {
         if let Some(problem) = self.back.waits_for()
             && waited_for.as_deref() != Some(problem)
         {
-            tracing::error!(device = %self.back.id(), problem, "requests wait; retrying");
+            tracing::error!(
+                device = %self.back.id(),
+                problem,
+                "the guest's requests wait; retrying"
+            );
         }
         Ok(())
     }

@@ -142,7 +142,7 @@ pub enum CommandError {
     Mac { mac: MacAddress },
     #[error("VLAN id {id} is not below {VLAN_COUNT}")]
     Vlan { id: u16 },
-    #[error("offloads {bits:#x} that there are not")]
+    #[error("unknown offloads {bits:#x}")]
     Offloads { bits: u64 },
     #[error("receive-side scaling: {0}")]
     Rss(#[from] RssError),

@@ -161,7 +161,7 @@ impl TapPort {
             self.regain_bridge();
         }
         if let Err(error) = self.detach_all() {
-            tracing::warn!(name, %error, "detaching failed; the host uses unserved queues");
+            tracing::warn!(name, %error, "detaching failed; frames may go to unserved queues");
         }
         if let Err(errno) = self.begin_room() {
             tracing::warn!(name, %errno, "txqueuelen: failed; the queues keep theirs");

@@ -176,7 +176,10 @@ fn replace(
             match errno {
                 Errno::BUSY if requests.is_ending() => return Err(errno),
                 Errno::BUSY => {
-                    tracing::warn!(name = shared.name, "its queue is still in use; waiting")
+                    tracing::warn!(
+                        name = shared.name,
+                        "zero_copy: the queue is still in use by the former socket; waiting"
+                    )
                 }
                 errno => return Err(errno),
             }
@@ -194,7 +197,7 @@ fn replace(
         }
     };
     if let Err(errno) = opened {
-        tracing::warn!(name = shared.name, %errno, "reopening its queue failed");
+        tracing::warn!(name = shared.name, %errno, "zero_copy: reopening the queue failed");
         return false;
     }
     if state.attached.first() == Some(&true)

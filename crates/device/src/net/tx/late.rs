@@ -245,7 +245,7 @@ impl NetTx {
                 device,
                 queue,
                 frames,
-                "the port holds frames since a second: the driver waits to get their memory back"
+                "the port has held frames for over a second; the guest waits for their buffers"
             );
         }
     }

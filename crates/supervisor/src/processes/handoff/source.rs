@@ -186,7 +186,9 @@ impl Processes {
                 // A front that ends has nothing to hand over.
                 Err(TrySendError::Closed(_)) => {}
                 Err(TrySendError::Full(_)) => {
-                    return Err("the last takeover is still being undone".to_owned());
+                    return Err(
+                        "the previous takeover is still being rolled back; try again".to_owned()
+                    );
                 }
             }
         }
@@ -201,7 +203,10 @@ impl Processes {
                 // The disks of this Xen are not served any more.
                 Err(TrySendError::Closed(_)) => {}
                 Err(TrySendError::Full(_)) => {
-                    return Err(format!("the last takeover of {} is being undone", xen.name));
+                    return Err(format!(
+                        "the previous takeover of {} is still being rolled back; try again",
+                        xen.name
+                    ));
                 }
             }
         }
@@ -227,7 +232,7 @@ impl Processes {
         for (left, fds) in all {
             let bytes = message::emit(&left).map_err(|error| error.to_string())?;
             let sent = timeout(HANDOFF_OPEN, channel.send(&bytes, &fds)).await;
-            sent.map_err(|_| "the next process reads nothing".to_owned())?
+            sent.map_err(|_| "the next process does not read the handoff".to_owned())?
                 .map_err(|error| error.to_string())?;
         }
         let reply = timeout(HANDOFF_OPEN, channel.receive()).await;

@@ -145,7 +145,7 @@ impl DeviceProcess {
             closed = timeout(PROCESS_ANSWER, self.closes()) => {
                 closed.map_err(|_| "closing the file descriptors that it sent timed out".to_owned())
             }
-            _ = pidfd.readable() => Err("its process has ended".to_owned()),
+            _ = pidfd.readable() => Err("the process has ended".to_owned()),
             () = is(&mut state, State::Ending) => Err("stop requested".to_owned()),
         }
     }
@@ -232,7 +232,7 @@ mod tests {
                 };
                 tokio::join!(process.closed(&pidfd), acts).0.unwrap_err()
             });
-            assert_eq!(reason, if ends { "stop requested" } else { "its process has ended" });
+            assert_eq!(reason, if ends { "stop requested" } else { "the process has ended" });
             drop(release);
         }
     }

@@ -292,7 +292,7 @@ fn a_session_that_is_too_large_for_its_memfd_is_lost_and_never_an_earlier_one() 
     assert!(problem.contains("the maximum is"), "{problem}");
     assert!(session.written.is_lost);
     let problem = Session::resumed(&session.store).err().unwrap();
-    assert_eq!(problem, "its device process could not go on writing it");
+    assert_eq!(problem, "its device process failed to write a later state");
 }
 
 /// What QEMU sends of a disk with eight queues: the updates of each message, as the session makes
