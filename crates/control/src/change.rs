@@ -293,9 +293,9 @@ async fn whole<T: Send + 'static>(
 /// The refusal of a smaller size without `shrink`: a mistyped size would destroy the guest's data.
 fn refuse_shrink(wanted: u64, size: u64) -> Refusal {
     let error = format!(
-        "size: {wanted} bytes are less than the guest was told ({size}): everything behind them \
-         would be lost. Make what the guest has on the disk smaller first, then ask again with \
-         --shrink (\"shrink\": true)"
+        "size: {wanted} bytes is less than the disk has ({size}): the data beyond that would be \
+         lost. Shrink the guest's file system first, then repeat the request with --shrink \
+         (\"shrink\": true)"
     );
     Refusal::new(StatusCode::CONFLICT, error)
 }

@@ -48,7 +48,7 @@ enum Kind {
 /// Returns the text for the VMM that the command line names.
 pub(crate) fn text(args: &SnippetArgs) -> Result<String, String> {
     if args.vmm != Vmm::Qemu && args.qemu_version.is_some() {
-        return Err("--qemu-version: only the line for qemu depends on it".to_owned());
+        return Err("--qemu-version: applies to qemu only".to_owned());
     }
     if args.vmm == Vmm::Helper {
         return storage_daemon::text(args.device.as_deref());
@@ -123,14 +123,14 @@ fn of_net(net: &NetPlan, args: &SnippetArgs) -> Result<Wanted, String> {
 
 fn num_queues(args: &SnippetArgs, most: usize) -> Result<Option<usize>, String> {
     match args.queue_pairs {
-        Some(_) => Err("--queue-pairs: a disk has queues: --num-queues".to_owned()),
+        Some(_) => Err("--queue-pairs: is for network devices; use --num-queues".to_owned()),
         None => at_most("--num-queues", args.num_queues, most),
     }
 }
 
 fn queue_pairs(args: &SnippetArgs, most: usize) -> Result<Option<usize>, String> {
     match args.num_queues {
-        Some(_) => Err("--num-queues: a network device has --queue-pairs".to_owned()),
+        Some(_) => Err("--num-queues: is for disks; use --queue-pairs".to_owned()),
         None => at_most("--queue-pairs", args.queue_pairs, most),
     }
 }
@@ -172,7 +172,7 @@ fn check_path(vmm: Vmm, path: &Path) -> Result<(), String> {
         .find(|c| c.is_whitespace() || special.contains(*c) || "'\"\\&<>$`".contains(*c))
     {
         None => Ok(()),
-        Some(c) => Err(format!("{text}: this VMM takes no {c:?} in a socket path")),
+        Some(c) => Err(format!("{text}: this VMM does not support {c:?} in a socket path")),
     }
 }
 

@@ -124,7 +124,7 @@ impl Plan {
                 None => "give it a domain, too",
             };
             let group = limit.group.as_deref().unwrap_or_default();
-            let problem = format!("{group:?} has devices of device processes: {reason}");
+            let problem = format!("{group:?} has devices that device processes serve: {reason}");
             return place.error("limit.group", problem);
         }
         Ok(())

@@ -79,7 +79,7 @@ fn a_version_that_is_none_of_qemu_is_refused_with_its_option() {
     };
     assert!(of("qemu", "99999999999.1").contains("\"99999999999.1\" is not a version"));
     assert_eq!(of("qemu", "4.2"), "--qemu-version: 4.2 is too old: the line needs 5.0");
-    let only = "--qemu-version: only the line for qemu depends on it";
+    let only = "--qemu-version: applies to qemu only";
     for other in ["libvirt", "cloud-hypervisor", "crosvm", "firecracker", "uml", "helper"] {
         assert_eq!(of(other, "7.2"), only, "{other}");
     }

@@ -97,7 +97,7 @@ impl XenDisks {
                     file.ok_or("internal error: a disk in memory without a file")?
                 }
                 Bytes::Disk { .. } => {
-                    return Err(format!("the disk {id} is in the memory of this process"));
+                    return Err(format!("the memory disk {id} is served by this process itself"));
                 }
             };
             left.push((HandoffMessage::XenMemory { kind, domain, device, params }, vec![file]));

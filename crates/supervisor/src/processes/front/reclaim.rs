@@ -172,7 +172,8 @@ impl Front<'_> {
             if are_kept.await != Some(true) {
                 return;
             }
-            let problem = "session closed: its device process kept the image open by it";
+            let problem =
+                "session closed: its device process stored a descriptor of the image in it";
             tracing::warn!(device, process = domain, "{problem}");
             let _ = self.processes.end_one(domain, "it kept an image open by a session").await;
         }

@@ -95,7 +95,8 @@ impl Processes {
         }
         // The kernel ends every process of a container with the first one.
         if std::process::id() == 1 && pid != 0 {
-            let problem = "this daemon is the first process of its container, which ends with it";
+            let problem =
+                "this daemon is the first process of its container: the container would end";
             return Err(refused(problem));
         }
         let channel = Channel::new(socket, Arc::new(Janitor::of("takeover")));
