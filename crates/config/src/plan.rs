@@ -114,7 +114,8 @@ pub struct DevicePlan {
 }
 
 impl Plan {
-    /// Resolves and checks a whole configuration. Of the host, only accounts are looked up.
+    /// Resolves and checks a whole configuration. This looks up accounts on the host
+    /// (`socket_owner`), and nothing else.
     pub fn new(raw: RawConfig, source: Source) -> Result<Self, PlanError> {
         let daemon = DaemonPlan::new(&raw.daemon, source.daemon())?;
         let blk = raw

@@ -472,8 +472,8 @@ pub struct RawXenBlk {
     /// until 32 requests are done, but by at most 100 microseconds [default: off].
     #[arg(long, value_name = "MODE")]
     pub moderation: Option<String>,
-    /// Folder in which this process records what the next one needs to go on serving guests that
-    /// stay connected, also after a SIGKILL [default: /run/manyring].
+    /// Folder for journals of the rings, by which the next process continues to serve guests that
+    /// stay connected, even after a SIGKILL [default: /run/manyring].
     #[arg(long, value_name = "DIR")]
     pub state_dir: Option<PathBuf>,
     /// The limits of each disk, per second.

@@ -8,7 +8,7 @@ use manyring_supervisor::model::{Controlled, Entry};
 use std::sync::Arc;
 
 /// Finds the device that a request wants to change. Fails with status 404 if no device has the
-/// name, and with 409 if the device is not served yet: such a device cannot be changed.
+/// name, and with 409 if the device is not served yet.
 pub(super) fn find(state: &State, name: &str) -> Result<Arc<Controlled>, Refusal> {
     match entry(state, name)? {
         Entry::Served(controlled) => Ok(controlled),

@@ -41,17 +41,18 @@ pub struct DeviceInfo {
     /// `file`, `api`, `command-line` or `xen`.
     #[serde(default)]
     pub origin: String,
-    /// Of a device that is not served: the key of the configuration whose resource is missing.
+    /// For a device that is not served: the key of the configuration that names the missing
+    /// resource.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub waits_for: Option<String>,
-    /// Of a device that is not served: why the resource is missing, in one line.
+    /// For a device that is not served: why, in one line.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
     /// Keys that were changed, and whose new values apply when the guest reconnects.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub pending_keys: Vec<String>,
-    /// The trust domain whose device process serves the device. `user:` if the domain is that of
-    /// the user who connects, and nobody has connected yet.
+    /// The trust domain whose device process serves the device. `user:` if the user who connects
+    /// decides the domain, and no user has connected yet.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub process: Option<String>,
     /// Whether a front-end is connected.
@@ -77,7 +78,8 @@ pub enum Detail {
         /// Bytes: the logical block size of the disk's geometry.
         #[serde(default)]
         logical_block_size: u32,
-        /// Bytes: the unit of the host's medium. A write of a part of it costs extra work.
+        /// Bytes: the physical block size of the host's medium. Writing less than such a block
+        /// costs extra work.
         #[serde(default)]
         physical_block_size: u32,
         /// The connections of the queues to the disk's NBD server; empty for any other disk.

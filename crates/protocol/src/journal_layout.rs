@@ -8,8 +8,9 @@
 //!
 //! ```text
 //! half     snapshot, change, change, ..   with consecutive sequence numbers
-//! record   version, size, sequence, checksum; then the change of the answer, the keys of entries
-//!          that go, and the entries that come, each with its key and the name of its descriptors
+//! record   version, size, sequence, checksum; then whether an answer is under way, the keys of
+//!          entries that are removed, and the entries that are added, each with its key and the
+//!          name of its descriptors
 //! ```
 //! When the log is full, a snapshot with the next sequence number is written to the other half. The
 //! half whose snapshot has the higher sequence number holds the state: its snapshot, and the
@@ -75,7 +76,7 @@ pub struct Entry {
     pub name: Option<u64>,
 }
 
-/// The change of the state of the answer to a front-end's message.
+/// What a change records about the answer to a front-end's message.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Answered {
     /// Unchanged.
@@ -94,7 +95,7 @@ pub struct Change {
     pub drops: Vec<u32>,
     /// Entries that are added. An entry replaces one with the same key.
     pub puts: Vec<(u32, Entry)>,
-    /// The change of the answer.
+    /// Whether an answer is under way now.
     pub answer: Answered,
 }
 

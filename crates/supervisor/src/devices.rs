@@ -59,8 +59,8 @@ pub struct DeviceManager {
     shared: Arc<Shared>,
     fronts: Vec<Front>,
     xens: Vec<XenDisks>,
-    /// Subscribes to the kernel's reports of interfaces; `None` once a task of `followers` reads
-    /// them.
+    /// The subscription to the kernel's reports of interfaces; `None` when a task in `followers`
+    /// has it.
     links: Option<HostLinks>,
     tasks: Tasks,
     /// The running plan: the devices that are served, and those that wait until they can be opened.
@@ -269,6 +269,7 @@ impl DeviceManager {
         }
         let has_xen = !self.xens.is_empty();
         std::mem::take(&mut self.fronts).into_iter().for_each(|front| self.start(front));
+        // `begun` completes when all clones of the sender are dropped: drop the manager's own.
         self.begins = None;
         for xen in self.xens.drain(..) {
             let name = xen.name().to_owned();

@@ -167,7 +167,7 @@ impl XenDisks {
         Ok(Self { shared, endpoint, store, hypervisor: Arc::new(hypervisor) })
     }
 
-    /// The first part of the disks' names.
+    /// The name of the back-end, with which the names of its disks begin.
     pub(crate) fn name(&self) -> &str {
         &self.shared.plan.name
     }

@@ -1,4 +1,4 @@
-//! Who may connect to a socket: owner and group by name or number, and mode.
+//! The permissions of a socket: owner and group, by name or number, and mode.
 
 use crate::place::{Place, PlanError};
 use crate::tables::{RawAccount, RawSocket};

@@ -154,7 +154,7 @@ impl DaemonPlan {
         })
     }
 
-    /// Who may connect to the control socket of this key.
+    /// Returns owner, group and mode of the control socket of this key.
     pub fn private(&self, key: &str) -> SocketPermissions {
         match key {
             "control" => self.control_access.private(),

@@ -176,10 +176,10 @@ impl NetPlan {
             options,
             fault,
             pcap,
-            // Part of the port.
+            // These fields are in `port`, the description of the port.
             port: _,
             merge: _,
-            // The interface may have another address.
+            // The parameter `mac` is the address in use, which may differ.
             mac: _,
             // The supervisor sets these on the interface when it opens the interface.
             bridge: _,

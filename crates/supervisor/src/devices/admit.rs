@@ -1,6 +1,6 @@
-//! Who may name which files over the control API. Root and the daemon's own user may name every
-//! file: they could open it themselves. The daemon opens files with rights that any other user
-//! lacks, so the paths of such a user must lie in folders that the operator allows.
+//! Checks which files a user may name over the control API. Root and the daemon's own user may name
+//! every file, since they can open it themselves. The daemon opens files with rights that any other
+//! user lacks, so the paths of such a user must lie in folders that the operator allows.
 
 use manyring_config::plan::{Pinned, PortKind, SocketPlan, Wanted};
 use std::path::{Path, PathBuf};

@@ -7,7 +7,7 @@ use manyring_config::diff::{Step, StepInfo};
 use manyring_config::plan::{Plan, Wanted};
 use std::collections::HashSet;
 
-/// The result of the first part of a change.
+/// The result of the part of a change that needs no device to stop first.
 #[derive(Debug)]
 pub(super) enum Outcome {
     Done(Done),

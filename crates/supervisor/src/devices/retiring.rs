@@ -291,7 +291,7 @@ impl DeviceManager {
                 shown.into_iter().for_each(|entry| drop(closing.spawn(closed(entry))));
             }
             let began = Instant::now();
-            // An image that is not closed in time is closed later; nobody waits for that.
+            // An image that is not closed in time is closed later; do not wait for it.
             let _ = timeout(DEVICE_CLOSE, closing.join_all()).await;
             if !have_ended {
                 // A task of a removed device has not ended. The log names the device already; its

@@ -9,7 +9,7 @@ use tokio::sync::Semaphore;
 /// A device that is served.
 #[derive(Debug)]
 pub struct Controlled {
-    /// The part of the device that is shown.
+    /// The values of the device that the API shows.
     pub view: DeviceView,
     /// Permits one change at a time: while the host hangs, each further change would block a
     /// thread.
@@ -48,7 +48,7 @@ pub struct Waiting {
     /// True if opening failed for another reason than a resource that is in use. The device is
     /// retried in both cases.
     pub(crate) is_failed: bool,
-    /// Who has asked for the device: see [`manyring_config::plan::Place::origin`].
+    /// The origin of the device ([`manyring_config::plan::Place::origin`]).
     pub origin: &'static str,
 }
 

@@ -39,7 +39,8 @@ const STDERR_SIZE: usize = 512 << 10;
 #[derive(Debug)]
 pub(super) struct Spawned {
     pub(super) child: Child,
-    /// Readable when the process has ended. Nobody waits until it is reaped (`reaper.rs`).
+    /// Readable when the process has ended. The supervisor does not wait until it is reaped
+    /// (`reaper.rs`).
     pub(super) pidfd: OwnedFd,
     /// The supervisor's end of its channel.
     pub(super) socket: OwnedFd,
@@ -105,7 +106,7 @@ fn spawn_next(mut command: Command, ended: oneshot::Sender<String>) -> io::Resul
     std::thread::Builder::new().name("next".to_owned()).spawn(wait).map(drop)
 }
 
-/// A device process with these arguments: a warm one, or else one that starts now.
+/// Returns a device process with these arguments: a warm one, or else a process that starts now.
 ///
 /// # Errors
 /// The system has no thread, process or file descriptor.
@@ -242,8 +243,8 @@ fn spawn(arguments: &[OsString]) -> io::Result<Spawned> {
     Ok(Spawned { child, pidfd, socket: ours, stderr })
 }
 
-/// A child that was just started, and its pidfd: nobody has reaped the child yet, so that the
-/// number is still its own. A child that cannot be watched is killed.
+/// Opens a pidfd of a child that was just started. The child was not reaped yet, so its pid cannot
+/// be that of another process. A child that cannot be watched is killed.
 fn watched(mut child: Child) -> io::Result<(Child, OwnedFd)> {
     match pidfd_open(Pid::from_child(&child), PidfdFlags::NONBLOCK) {
         Ok(pidfd) => Ok((child, pidfd)),

@@ -290,6 +290,7 @@ impl Front<'_> {
     async fn hand_over(&mut self, client: Waiting) {
         let name = self.wanted.plan().name.as_str();
         let domain = client.domain.as_str();
+        // The process of another domain has the device: take the device back first.
         if self
             .process
             .as_ref()

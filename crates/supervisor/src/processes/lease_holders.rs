@@ -60,8 +60,8 @@ struct Part {
     lease: Mutex<Option<Arc<LeaseFiles>>>,
     /// True if the process has a lease, or gets one.
     is_leased: AtomicBool,
-    /// What the divider knows of the process: its account in the group, and the last usages that it
-    /// reported. Only the divider's thread uses these.
+    /// The account of the process in the group, and the usages that it last reported. Only the
+    /// divider's thread uses these.
     said: Mutex<(Account, Usages)>,
 }
 

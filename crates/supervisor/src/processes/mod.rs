@@ -293,7 +293,7 @@ impl Processes {
     ///
     /// # Errors
     /// `EBUSY`: requests in flight did not end in time, or another supervisor takes over; the size
-    /// is unchanged. Other errors are the disk's.
+    /// is unchanged. Any other error is that of resizing the disk.
     pub async fn shrink(&self, device: &str, size: u64) -> Result<u64, Errno> {
         let (done, is_done) = oneshot::channel();
         let front = {

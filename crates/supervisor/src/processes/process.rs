@@ -390,8 +390,8 @@ impl DeviceProcess {
         }
         // Relay the last log lines of the process before anything is logged about its end.
         outgoing.end().await;
-        // The kernel closed the process's files before its pidfd became readable, so nobody has to
-        // wait until it is reaped.
+        // The kernel closed the process's files before its pidfd became readable, so the next
+        // process need not wait until it is reaped.
         reap(child);
         let socket = channel.into_socket();
         aside(move || drop(socket)).await;
@@ -443,6 +443,7 @@ impl DeviceProcess {
                     }
                     self.reports.fetch_add(1, Ordering::Relaxed);
                     tokio::task::yield_now().await;
+                    // A process that sends reports faster than its domain may waits here.
                     self.members.bucket.pass(bytes.len()).await;
                 }
                 _ = pidfd.readable() => return "the process has ended".to_owned(),
@@ -458,6 +459,8 @@ impl DeviceProcess {
                     return "it did not start in time".to_owned();
                 }
                 _ = idle.tick() => {
+                    // No session has begun since the last tick, and none runs: the process is not
+                    // needed until the next client connects.
                     let now = self.sessions.load(Ordering::Relaxed);
                     let is_connected = |device: &Device| *device.assigned.connected.borrow();
                     let is_used = self.lock().values().any(is_connected);

@@ -116,8 +116,8 @@ impl Shared {
         self.endings.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Stores the handles of a disk that a task begins to serve, and drops those of tasks that have
-    /// ended.
+    /// Stores the handles for the requests in flight of a disk that a task begins to serve. Drops
+    /// those of tasks that have ended.
     pub(super) fn note_endings(&self, id: &DeviceId, of_disk: Weak<XenEndings>) {
         let mut all = self.endings();
         all.retain(|_, endings| endings.strong_count() > 0);

@@ -249,7 +249,7 @@ impl StateDir {
         }
     }
 
-    /// Removes the journals of a disk whose rings nobody will take over.
+    /// Removes the journals of a disk whose rings no process will take over.
     pub(super) fn forget(&self, disk: &DeviceId) {
         self.remove(|of| of == disk);
     }

@@ -25,8 +25,8 @@ impl Front<'_> {
         };
         let share = self.share(held).await;
         let _ = handoff_request.reply.send(share);
-        // A takeover that succeeds ends this process: only one that failed goes on behind this
-        // line.
+        // A takeover that succeeds ends this process, so the code behind this line runs only if the
+        // takeover has failed.
         let _ = handoff_request.resumes.await;
         if let Some(port) = self.net().map(|net| net.port().clone()) {
             // The other supervisor may have changed settings of the tap: restore them.

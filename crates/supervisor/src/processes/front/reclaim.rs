@@ -71,7 +71,7 @@ impl Front<'_> {
 
     /// Returns when no device process has the device, and none of its writes is in flight. With
     /// `reads`, none of its reads either: a read in flight would write into the memory of a guest
-    /// that another device process goes on serving.
+    /// that another device process continues to serve.
     pub(super) async fn release(&mut self, reads: bool) -> Result<(), String> {
         self.attended().await;
         while let Some((process, _)) = self.held.last() {

@@ -79,6 +79,7 @@ impl Handoff {
                 _ => "--takeover: the running daemon answered and handed nothing over".to_owned(),
             }),
         };
+        // Only one connection is needed, and `accept` has got it or has failed: remove the path.
         let _ = std::fs::remove_file(&path);
         let answers = || async { processes_of(control).await.is_some() };
         if accepted.is_err() && processes.is_some() && is_deserted(control, answers).await {

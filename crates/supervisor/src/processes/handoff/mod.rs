@@ -6,13 +6,13 @@
 //! processes, listens   -- POST /v1/takeover -->  its device processes quiesce; accepts nobody
 //!                                   <-- sockets, disks with their locks, front-ends --
 //! opens everything in its plan
-//! `Taken`                           ---------------------->  ends; else it goes on
-//! its device processes go on with the front-ends
+//! `Taken`                           ---------------------->  ends; else it continues
+//! its device processes serve the front-ends
 //! ```
 //! Until `Taken` arrives, the running supervisor keeps everything that it hands over. If the next
-//! one ends, sends something else or takes too long, device processes are started again and go on
-//! with their front-ends, after a pause. The next supervisor serves nobody before the running one
-//! has ended.
+//! one ends, sends another message or takes too long, the running supervisor starts device
+//! processes again, which serve the same front-ends: guests see a pause. The next supervisor serves
+//! nobody before the running one has ended.
 //!
 //! The running supervisor may also die during a takeover. Before it continues to serve, or is
 //! stopped, it sends `GoesOn`. A next supervisor that reads no `GoesOn` and sees the running

@@ -74,8 +74,8 @@ pub enum HandoffMessage {
         /// The domain of its user.
         domain: String,
     },
-    /// The pidfd of a device process that was killed and still exists. Until its exit nobody else
-    /// may use the device.
+    /// The pidfd of a device process that was killed and still exists. Until it exits, no other
+    /// process may use the device.
     Held {
         /// The device's name.
         device: String,
@@ -99,7 +99,7 @@ pub enum HandoffMessage {
     },
     /// Everything was sent.
     End {},
-    /// The running supervisor keeps everything: it goes on, or it was stopped.
+    /// The running supervisor hands nothing over: it continues to serve, or it was stopped.
     GoesOn {},
 }
 

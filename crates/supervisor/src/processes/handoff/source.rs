@@ -58,8 +58,8 @@ impl HandoffRequest {
 
 impl Processes {
     /// Hands everything over to the supervisor that listens at `path`. Returns only if that fails:
-    /// then this supervisor goes on. `shown` returns the devices; it is called again after the
-    /// changes that were under way.
+    /// this supervisor then continues to serve. `shown` returns the devices; it is called again
+    /// after the changes that were under way.
     ///
     /// # Errors
     /// One line: a device cannot be handed over, or the takeover failed.
@@ -104,7 +104,9 @@ impl Processes {
         if self.is_paused() {
             return Err(refused("another takeover is under way"));
         }
+        // Waits for changes that have begun. Until `_alone` is dropped, no other change begins.
         let _alone = self.changes.takeover().await.map_err(|problem| refused(&problem))?;
+        // Those changes may have added devices that cannot be handed over: check again.
         let shown = shown();
         self.can_hand_over(&shown, |_| true)?;
         // From here on no device process starts, and each front waits for its handoff request.

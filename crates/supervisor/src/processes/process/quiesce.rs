@@ -93,6 +93,8 @@ impl DeviceProcess {
             return None;
         }
         let quiescing = self.quiescing();
+        // Each front of the process calls this: only the first one sends the command, and logs the
+        // outcome.
         let is_told = quiescing.is_asked.swap(true, Ordering::Relaxed)
             || self.tell(Command::Quiesce {}, Vec::new()).is_ok();
         let is_done = is_told
