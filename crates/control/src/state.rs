@@ -24,7 +24,7 @@ pub struct State {
     pub processes: Processes,
     /// The service manager, if there is one.
     pub service: Arc<Service>,
-    /// The running plan, and its generation: how many plans were carried out so far.
+    /// The running plan, and its generation: the number of changes that were carried out.
     pub shown: watch::Receiver<(u64, Arc<Plan>)>,
     /// The configuration file, if there is one.
     pub file: Option<PathBuf>,

@@ -4,7 +4,8 @@ use super::exposition::{Sort, Text};
 use crate::state::State;
 use manyring_backend::blk::Connection;
 
-/// Writes the families of the connections; nothing if no disk has a connection.
+/// Writes the metric families of connections to NBD servers; writes nothing if no disk has a
+/// connection.
 pub(super) fn write(out: &mut Text, state: &State) {
     let mut all = Vec::new();
     for device in &state.devices.served() {

@@ -257,13 +257,14 @@ impl DeviceManager {
         let _ = client.answer.send(done);
     }
 
-    /// Stops these devices, and waits until their files and sockets are closed.
+    /// Stops these devices, and waits until their files and sockets are closed, or for a timeout.
     pub(super) async fn retire(&mut self, devices: &[Wanted], replaced: HashSet<String>) {
         self.begin_to_retire(devices, replaced).await;
     }
 
-    /// Stops these devices. The future waits until their files and sockets are closed. A device in
-    /// `replaced` is shown as being replaced until its successor has the name.
+    /// Stops these devices. The returned future completes when their files and sockets are closed,
+    /// or after a timeout. A device in `replaced` is shown as being replaced until its successor
+    /// has the name.
     fn begin_to_retire(
         &mut self,
         devices: &[Wanted],
@@ -331,7 +332,7 @@ impl DeviceManager {
 /// ended, but a worker or a thread of the disk may use the device until a system call returns.
 fn is_open(kind: &SideKind) -> Box<dyn Fn() -> bool + Send + Sync> {
     match kind {
-        // A disk of a Xen guest is no device of a plan.
+        // A disk of a Xen guest is not in the plan, so no change removes it.
         SideKind::Blk(DiskSide { is_xen: true, .. }) => Box::new(|| false),
         SideKind::Blk(DiskSide { host, resizes, .. }) => {
             let (disk, device) = (Arc::downgrade(host.disk()), Arc::downgrade(resizes));

@@ -1,4 +1,4 @@
-//! `Who`: who asks for a change.
+//! `Who`: the process that asks for a change.
 
 /// The process that asks for a change, as the credentials of its connection (`SO_PEERCRED`) name
 /// it.
@@ -8,6 +8,6 @@ pub struct Who {
     pub uid: u32,
     /// The process.
     pub pid: i32,
-    /// The name of its program, as it calls itself.
+    /// The name of the process, from /proc/PID/comm: the process can choose it.
     pub comm: String,
 }

@@ -18,13 +18,13 @@ pub(super) struct Memory {
     pub(super) bytes: Bytes,
 }
 
-/// Where the bytes of a disk in memory are.
+/// The bytes of a disk in memory.
 #[derive(Debug)]
 pub(super) enum Bytes {
-    /// In this disk. `lies_apart`: a device process serves the disk, so its bytes are in a file
-    /// that can be handed over.
+    /// They are in this open disk. `lies_apart`: a device process serves the disk, so its bytes are
+    /// in a file that can be handed over.
     Disk { disk: Arc<dyn Disk>, lies_apart: bool },
-    /// In this file, which another supervisor handed over.
+    /// They are in this file, which another supervisor handed over.
     File(OwnedFd),
 }
 

@@ -1,5 +1,5 @@
-//! `Source`: where the front-ends of a device come from. The supervisor has the socket, and hands
-//! each connection to the device process.
+//! `Source`: the socket from which the front-ends of a device come. The supervisor listens or
+//! connects, and hands each connection to the device process.
 
 use super::io_error;
 use crate::processes::journal_store::JournalStore;
@@ -15,7 +15,7 @@ use std::time::Duration;
 use tokio::net::UnixListener;
 use tokio::time::sleep;
 
-/// Where the front-ends come from.
+/// The socket from which the front-ends of a device come.
 pub(super) enum Source {
     /// A socket that listens.
     Listens(UnixListener),
