@@ -1,11 +1,13 @@
 //! The configuration as the user writes it: the keys of `manyring.toml`, of requests, and of
 //! options. Names are fixed in `docs/design/0001`; unknown keys are refused.
 
+mod fault;
 mod limit;
 mod schema;
 mod switch;
 mod text;
 
+pub use fault::{RawFault, RawNetFault};
 pub use limit::{RawLimit, RawLimitOption, RawScalar};
 pub use switch::RawSwitch;
 pub use text::{RawAccount, RawRoom, RawSize};
@@ -482,41 +484,4 @@ pub struct RawXenBlk {
     /// Faults that the device makes on purpose, to test guests.
     #[arg(skip)]
     pub fault: Option<RawFault>,
-}
-
-/// `[blk.fault]`, `[xen_blk.fault]`
-#[derive(Clone, Copy, Debug, Default, Deserialize, Serialize, ToSchema)]
-#[serde(deny_unknown_fields, default)]
-pub struct RawFault {
-    /// Every n-th request, if it is a read, fails.
-    pub read_error_every: u64,
-    /// Every n-th request, if it is a write, fails.
-    pub write_error_every: u64,
-    /// Flushes fail.
-    pub flush_errors: bool,
-    /// Every n-th request never completes.
-    pub hold_every: u64,
-    /// Offer secure erase, which writes zeroes.
-    pub secure_erase: bool,
-}
-
-/// `[net.fault]`: each fault happens every n-th time; 0: never.
-#[derive(Clone, Copy, Debug, Default, Deserialize, Serialize, ToSchema)]
-#[serde(deny_unknown_fields, default)]
-pub struct RawNetFault {
-    /// A frame of the guest is lost.
-    pub drop_tx_every: u64,
-    /// A frame for the guest is lost.
-    pub drop_rx_every: u64,
-    /// A frame for the guest has a wrong byte.
-    pub corrupt_rx_every: u64,
-    /// The port is full for a moment.
-    pub block_tx_every: u64,
-    /// The host is out of memory for a moment.
-    pub no_memory_every: u64,
-    /// Receiving fails.
-    pub recv_error_every: u64,
-    /// Not every n-th time: the port completes each frame of the guest only after it was polled 0
-    /// to this many times, in any order; 0: at once.
-    pub late_tx: u32,
 }
