@@ -63,8 +63,7 @@ impl Front {
         let _looked_after = ports::look_after(made.view(), is_late);
         loop {
             if has_waited {
-                // Another process may listen at the socket's path: the device is shown as served
-                // only when the path is free.
+                // Another process may listen at the path: do not show the device as served yet.
                 tokio::select! {
                     () = wait.listens(&endpoint, &at) => {}
                     _ = stop.wait_for(|stop| *stop) => return Ok(()),

@@ -1,5 +1,4 @@
-//! `Front`: the supervisor's part of a vhost-user device that a device process serves. It accepts
-//! the device's clients, gives the device to a device process, and hands the clients over.
+//! `Front`: accepts the clients of a device, and hands them to the device process that serves it.
 
 mod handing_off;
 mod reclaim;
@@ -146,8 +145,7 @@ fn inherited(
     waiting
 }
 
-/// Returns when the device has a front-end and no running device process: it has ended, or none was
-/// given the device yet.
+/// Returns when the device has a front-end, and no device process of it runs.
 async fn orphaned(journals: &JournalStore, process: Option<&Arc<DeviceProcess>>) {
     match process {
         _ if !journals.is_used() => std::future::pending().await,
@@ -156,8 +154,7 @@ async fn orphaned(journals: &JournalStore, process: Option<&Arc<DeviceProcess>>)
     }
 }
 
-/// Returns when the waiting client can be handed to a device process: no front-end of another
-/// domain uses the device, and the journal store may have one more front-end.
+/// Returns when the device and its journal store are free for the waiting client.
 async fn ready(journals: &JournalStore, owner: Option<&String>, waiting: Option<&Waiting>) {
     match waiting {
         None => std::future::pending().await,
@@ -185,8 +182,7 @@ struct Front<'a> {
     request_servers: JoinSet<Option<Ending>>,
     /// For former device processes: handles that tell whether their requests are still in flight.
     endings: Vec<Arc<Ending>>,
-    /// The lock marks of the device process that was given the device, while its request server
-    /// runs.
+    /// The lock marks of the present device process, while its request server runs.
     marks: Weak<Marks>,
     /// The device process that was given the device; `None`: none has it.
     process: Option<Arc<DeviceProcess>>,
@@ -230,9 +226,8 @@ struct DeviceGrant {
 }
 
 impl Front<'_> {
-    /// Waits for the next event. Of several, requests come first, then the end of the device
-    /// process, then clients. One client waits in `waiting`; further clients stay in the kernel's
-    /// backlog.
+    /// Waits for the next event: requests first, then the end of the device process, then clients.
+    /// One client waits in `waiting`, further clients in the kernel's backlog.
     async fn next(&mut self, source: &mut Source) -> Next {
         let is_paused = self.processes.is_paused();
         if is_paused {
@@ -290,7 +285,6 @@ impl Front<'_> {
     async fn hand_over(&mut self, client: Waiting) {
         let name = self.wanted.plan().name.as_str();
         let domain = client.domain.as_str();
-        // The process of another domain has the device: take the device back first.
         if self
             .process
             .as_ref()
@@ -334,8 +328,7 @@ impl Front<'_> {
     async fn tell(&self, process: &DeviceProcess, handing: Handing) {
         tokio::select! {
             () = process.connect(handing) => {}
-            // The process may have got only some of the clients: end it, so that the next process
-            // gets all of them.
+            // The process may have got only some clients: the next process gets all of them.
             () = self.processes.paused() => {
                 process.leave("a takeover by another daemon is under way");
             }
@@ -366,8 +359,8 @@ impl Front<'_> {
         self.part.view.connected.send_replace(false);
     }
 
-    /// Returns the device process of a domain, after giving it the device if it does not have it.
-    /// `None`: giving it the device failed, or a takeover is under way.
+    /// Returns the device process of a domain, with the device; `None`: giving it the device
+    /// failed.
     async fn given(&mut self, domain: &str) -> Option<Arc<DeviceProcess>> {
         let device = self.wanted.plan().name.as_str();
         loop {
@@ -417,8 +410,7 @@ impl Front<'_> {
         Ok(format!("{ANY_USER}{}", peer.uid.as_raw()))
     }
 
-    /// Gives the device to a device process, and starts its request server. Before that, waits
-    /// until former device processes have no request in flight and no descriptor of the device.
+    /// Gives the device to a process, once no former process has a request or descriptor of it.
     async fn give(&mut self, process: &Arc<DeviceProcess>) -> Result<(), String> {
         let processes = self.processes;
         // Same domain: reads that the former process left in flight may still write into this
@@ -452,8 +444,7 @@ impl Front<'_> {
         let (net, journals) = (self.net().cloned(), self.journals.clone());
         let limits = self.processes.limits();
         let device = self.wanted.plan().name.clone();
-        // Send limit and link state before the first client, so that its guest never sees outdated
-        // ones.
+        // Send these before the first client: its guest must see no outdated link or limit.
         let mut more = vec![limits.borrow().of(&device)];
         more.extend(net.as_deref().map(request_server::command));
         let given = AssignedDevice { connected, counts, net, asks, journals, xen: None };
@@ -463,8 +454,7 @@ impl Front<'_> {
             }
             () = self.processes.paused() => return Err(TAKEN_OVER.to_owned()),
         }
-        // There is no await between `give` and this line: a front that is stopped must know the
-        // process that got the device, to take the device back.
+        // No await since `give`: a front that is stopped knows the process that has its device.
         self.process = Some(process.clone());
         let Part { owned, remote, .. } = self.part.clone();
         let (process, marks) = (process.clone(), marks.map(Arc::new));
@@ -481,8 +471,7 @@ impl Front<'_> {
         self.part.owned.as_port()
     }
 
-    /// Makes the spec and opens the file descriptors by which a device process serves the device
-    /// now.
+    /// Makes the spec and opens the descriptors by which a device process serves the device now.
     async fn grant(&self) -> Result<DeviceGrant, String> {
         match (self.wanted, &self.part.owned) {
             (Wanted::Blk(blk), Owned::Disk(host)) => {

@@ -443,7 +443,6 @@ impl DeviceProcess {
                     }
                     self.reports.fetch_add(1, Ordering::Relaxed);
                     tokio::task::yield_now().await;
-                    // A process that sends reports faster than its domain may waits here.
                     self.members.bucket.pass(bytes.len()).await;
                 }
                 _ = pidfd.readable() => return "the process has ended".to_owned(),
@@ -459,8 +458,6 @@ impl DeviceProcess {
                     return "it did not start in time".to_owned();
                 }
                 _ = idle.tick() => {
-                    // No session has begun since the last tick, and none runs: the process is not
-                    // needed until the next client connects.
                     let now = self.sessions.load(Ordering::Relaxed);
                     let is_connected = |device: &Device| *device.assigned.connected.borrow();
                     let is_used = self.lock().values().any(is_connected);

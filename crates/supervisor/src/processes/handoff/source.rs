@@ -189,9 +189,7 @@ impl Processes {
                 // A front that ends has nothing to hand over.
                 Err(TrySendError::Closed(_)) => {}
                 Err(TrySendError::Full(_)) => {
-                    return Err(
-                        "the previous takeover is still being rolled back; try again".to_owned()
-                    );
+                    return Err("the last takeover is being rolled back; try again".to_owned());
                 }
             }
         }
@@ -206,10 +204,7 @@ impl Processes {
                 // The disks of this Xen are not served any more.
                 Err(TrySendError::Closed(_)) => {}
                 Err(TrySendError::Full(_)) => {
-                    return Err(format!(
-                        "the previous takeover of {} is still being rolled back; try again",
-                        xen.name
-                    ));
+                    return Err(format!("the last takeover of {} is being rolled back", xen.name));
                 }
             }
         }
