@@ -125,8 +125,7 @@ async fn stopped(stop: &mut watch::Receiver<bool>) {
     let _ = stop.wait_for(|stop| *stop).await;
 }
 
-/// Stores the front-ends that another supervisor handed over. The device belongs to the domain of
-/// the first one. Returns a front-end of another domain, which waits here as it did there.
+/// Stores the handed-over front-ends of the first one's domain; returns one of another, to wait.
 fn inherited(
     processes: &Processes,
     journals: &JournalStore,
@@ -227,7 +226,7 @@ struct DeviceGrant {
 
 impl Front<'_> {
     /// Waits for the next event: requests first, then the end of the device process, then clients.
-    /// One client waits in `waiting`, further clients in the kernel's backlog.
+    /// One client waits in `waiting`, others in the kernel's backlog.
     async fn next(&mut self, source: &mut Source) -> Next {
         let is_paused = self.processes.is_paused();
         if is_paused {
