@@ -113,7 +113,7 @@ pub struct RawSocket {
     /// Path of the vhost-user socket to which the VMM connects.
     #[arg(long, value_name = "PATH")]
     pub socket_path: Option<PathBuf>,
-    /// Without --socket-path: an inherited file descriptor of a listening or connected socket.
+    /// Without --socket-path, an inherited file descriptor of a listening or connected socket.
     #[arg(long, value_name = "N")]
     pub fd: Option<i32>,
     /// The VMM listens at the socket: connect to it, and again whenever the connection ends.

@@ -260,7 +260,7 @@ pub(crate) struct BlkArgs {
     /// Serve the disk of an NBD server: nbd[s]://HOST:PORT/NAME or nbd+unix:///NAME?socket=PATH.
     #[arg(long, value_name = "URI")]
     pub(crate) nbd: Option<String>,
-    /// With --nbd: how long requests wait while the server is unreachable, like 60s, before they
+    /// With --nbd, how long requests wait while the server is unreachable, like 60s, before they
     /// fail [default: forever].
     #[arg(long, value_name = "TIME")]
     pub(crate) reconnect: Option<String>,

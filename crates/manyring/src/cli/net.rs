@@ -34,14 +34,14 @@ pub(crate) struct NetArgs {
     /// the host's network stack none of them.
     #[arg(long, value_name = "NAME")]
     pub(crate) xdp: Option<String>,
-    /// With --xdp: the network card reads large packets directly from guest memory, without a copy.
+    /// With --xdp, the network card reads large packets directly from guest memory, without a copy.
     /// This needs support by the card's driver, allows one queue pair, and pins all guest memory.
     #[arg(long)]
     pub(crate) zero_copy: bool,
     /// Connect the guest to no interface: drop all its packets, for measuring.
     #[arg(long)]
     pub(crate) null: bool,
-    /// With --null: send the guest packets of this size, 60 to 65553 bytes, as fast as it receives
+    /// With --null, send the guest packets of this size, 60 to 65553 bytes, as fast as it receives
     /// them.
     #[arg(long, value_name = "BYTES")]
     pub(crate) generate: Option<usize>,
