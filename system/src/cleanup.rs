@@ -3,7 +3,7 @@
 //! Children also carry a parent-death signal (`command.rs`), so that even a killed xtask leaves
 //! no guest behind.
 
-use crate::processes::{describe_quickly, kill, of_our_runs};
+use crate::processes::{describe_quickly, kill, ours};
 use crate::watch::what_is_under_way;
 use crate::{Context, Outcome};
 use rustix::process::{Pid, Signal, kill_process};
@@ -36,22 +36,27 @@ pub fn on_signals() -> Outcome {
             // Whoever stops a run that takes too long wants to know what it waited for.
             print!("{}", what_is_under_way());
             if signal == SIGTERM {
-                println!("{}", describe_quickly(&of_our_runs()));
+                println!("{}", describe_quickly(&ours()));
             }
-            kill(of_our_runs);
-            let left = living();
-            for child in &left.children {
-                let _ = kill_process(*child, Signal::KILL);
-            }
-            for folder in &left.folders {
-                let _ = std::fs::remove_dir_all(folder);
-            }
+            leave_nothing();
             eprintln!("xtask: stopped by signal {signal}, nothing is left behind");
             std::process::exit(128 + signal);
         }
     };
     std::thread::Builder::new().name("signals".into()).spawn(wait).context("signals")?;
     Ok(())
+}
+
+/// Ends what we have started, with what that has started, and removes our folders: we exit now.
+pub(crate) fn leave_nothing() {
+    kill(ours);
+    let left = living();
+    for child in &left.children {
+        let _ = kill_process(*child, Signal::KILL);
+    }
+    for folder in &left.folders {
+        let _ = std::fs::remove_dir_all(folder);
+    }
 }
 
 /// A child that a signal must end.

@@ -1,5 +1,6 @@
 //! Other programs: found, run, waited for, and ended with us.
 
+use crate::processes::mark;
 use crate::{Context, Outcome, check};
 use std::ffi::OsStr;
 use std::path::PathBuf;
@@ -17,7 +18,9 @@ pub fn find(program: &str) -> Option<PathBuf> {
 /// A command for `program`, wherever it is.
 #[must_use]
 pub fn command(program: &str) -> Command {
-    Command::new(find(program).unwrap_or_else(|| program.into()))
+    let mut command = Command::new(find(program).unwrap_or_else(|| program.into()));
+    mark(&mut command);
+    command
 }
 
 /// A command whose process dies with us and gets no signal of our terminal.

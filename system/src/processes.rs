@@ -25,7 +25,7 @@ const BACKTRACE_MAX: usize = 60_000;
 /// Seconds that gdb has for one process.
 const GDB_SECONDS: &str = "60";
 
-/// How often those that are to end are looked for: one may have started another meanwhile.
+/// How often those that are to end are looked for.
 const KILLS: usize = 20;
 const BETWEEN_KILLS: Duration = Duration::from_millis(50);
 
@@ -37,6 +37,13 @@ pub fn below_thread(thread: u32) -> Vec<u32> {
     below(children.split_whitespace().filter_map(|pid| pid.parse().ok()).collect())
 }
 
+/// Names our own run in the environment of a child, if we are of no other run.
+pub(crate) fn mark(command: &mut Command) {
+    if std::env::var_os(RUN).is_none() {
+        command.env(RUN, format!("{}.own", std::process::id()));
+    }
+}
+
 /// The value of [`RUN`] for a run of ours.
 #[must_use]
 pub fn run_name(number: u32) -> String {
@@ -46,18 +53,25 @@ pub fn run_name(number: u32) -> String {
 /// Processes whose environment names the run, those of `roots`, and all below them.
 #[must_use]
 pub fn of_run(run: &str, roots: &[u32]) -> Vec<u32> {
-    let entry = format!("{RUN}={run}").into_bytes();
-    let mut found = roots.to_vec();
-    found.extend(all().into_iter().filter(|pid| has_variable(*pid, |variable| variable == entry)));
+    let mut found = with_variable(&format!("{RUN}={run}"));
+    found.extend(roots);
     below(found)
 }
 
-/// Processes of all runs of ours.
+/// Processes of all runs of ours, and all others below us.
 #[must_use]
-pub fn of_our_runs() -> Vec<u32> {
-    let start = format!("{RUN}={}.", std::process::id()).into_bytes();
+pub fn ours() -> Vec<u32> {
+    let us = std::process::id();
+    let start = format!("{RUN}={us}.").into_bytes();
     let is_ours = |pid: &u32| has_variable(*pid, |variable| variable.starts_with(&start));
-    below(all().into_iter().filter(is_ours).collect())
+    let roots = all().into_iter().filter(is_ours).chain([us]);
+    below(roots.collect()).into_iter().filter(|pid| *pid != us).collect()
+}
+
+/// Processes whose environment has this variable with this value: `NAME=VALUE`.
+pub(crate) fn with_variable(entry: &str) -> Vec<u32> {
+    let has = |pid: &u32| has_variable(*pid, |variable| variable == entry.as_bytes());
+    all().into_iter().filter(has).collect()
 }
 
 fn has_variable(pid: u32, is_it: impl Fn(&[u8]) -> bool) -> bool {
@@ -75,18 +89,32 @@ pub fn holders(inode: u64) -> Vec<u32> {
 
 /// Ends the processes that `found` finds, until it finds none that runs.
 pub fn kill(mut found: impl FnMut() -> Vec<u32>) {
+    let us = std::process::id();
+    let is_living = |pid: &u32| *pid != us && state(*pid) != 'Z';
     for _ in 0..KILLS {
-        let living: Vec<u32> = found().into_iter().filter(|pid| state(*pid) != 'Z').collect();
-        if living.is_empty() {
+        // A process that is killed leaves its children without a parent, also those that it has
+        // started since it was found. So all are stopped first, until no other is found.
+        let mut stopped = BTreeSet::new();
+        for _ in 0..KILLS {
+            let living: Vec<u32> = found().into_iter().filter(is_living).collect();
+            let more: Vec<u32> = living.into_iter().filter(|pid| stopped.insert(*pid)).collect();
+            if more.is_empty() {
+                break;
+            }
+            more.iter().for_each(|pid| signal(*pid, Signal::STOP));
+        }
+        if stopped.is_empty() {
             return;
         }
-        for pid in living.into_iter().filter(|pid| *pid != std::process::id()) {
-            if let Some(pid) = i32::try_from(pid).ok().and_then(Pid::from_raw) {
-                // It may have ended by itself.
-                let _ = kill_process(pid, Signal::KILL);
-            }
-        }
+        stopped.iter().for_each(|pid| signal(*pid, Signal::KILL));
         std::thread::sleep(BETWEEN_KILLS);
+    }
+}
+
+/// Sends a signal to a process, which may have ended by itself.
+fn signal(pid: u32, signal: Signal) {
+    if let Some(pid) = i32::try_from(pid).ok().and_then(Pid::from_raw) {
+        let _ = kill_process(pid, signal);
     }
 }
 
@@ -246,6 +274,7 @@ fn line(path: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::io::{Read, Write};
     use std::os::unix::fs::MetadataExt;
 
     #[test]
@@ -262,6 +291,31 @@ mod tests {
         assert!(said.contains("nanosleep"), "{said}");
         kill(|| of_run(&run, &[]));
         assert_eq!(state(sleep), 'Z');
+    }
+
+    #[test]
+    fn a_process_that_starts_another_after_it_was_found_leaves_none_behind() {
+        let entry = format!("MANYRING_TEST_STARTS={}", std::process::id());
+        let (name, value) = entry.split_once('=').unwrap();
+        // At each line the shell starts a process, and says that it has.
+        let mut shell = Command::new("sh");
+        shell.args(["-c", "while read line; do sleep 1000 & echo; done"]).env(name, value);
+        let mut shell = shell.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        let (mut tell, mut said) = (shell.stdin.take().unwrap(), shell.stdout.take().unwrap());
+        let (root, mut is_told) = (shell.id(), false);
+        kill(|| {
+            let found = below(vec![root]);
+            if !is_told {
+                tell.write_all(b"\n").unwrap();
+                said.read_exact(&mut [0]).unwrap();
+                is_told = true;
+            }
+            found
+        });
+        let left = with_variable(&entry);
+        kill(|| with_variable(&entry));
+        shell.wait().unwrap();
+        assert!(left.is_empty(), "{left:?} are left behind");
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! A time limit for a piece of work on the calling thread: what it waits for is shown, and what it
 //! started is ended, so that the work fails instead of waiting for ever.
 
+use crate::cleanup::leave_nothing;
 use crate::processes::{below_thread, describe, describe_own_threads, kill};
 use crate::{Outcome, check};
 use rustix::thread::gettid;
@@ -139,10 +140,11 @@ pub fn within<T>(what: &str, limit: Duration, work: impl FnOnce() -> Outcome<T>)
     }
 }
 
-/// A thread of ours waits for none of its processes.
+/// A thread of ours waits for none of its processes. What all threads have started ends with us.
 fn end_us(what: &str) {
     let threads = describe_own_threads();
     println!("xtask: {what} waits without an end; the threads of this program:\n{threads}");
+    leave_nothing();
     println!("\nFAILED {what}: waits without an end\n0 passed, 1 failed");
     std::process::exit(1);
 }
@@ -150,8 +152,12 @@ fn end_us(what: &str) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::command::output;
-    use std::process::Command;
+    use crate::cleanup::Folder;
+    use crate::command::{child, output};
+    use crate::processes::{RUN, with_variable};
+    use std::fs::File;
+    use std::io::Read;
+    use std::process::{Command, Stdio};
     use std::sync::atomic::{AtomicBool, Ordering};
 
     #[test]
@@ -178,6 +184,48 @@ mod tests {
         drop(work);
         assert!(!says("a piece of work") && says("another piece"));
         drop(other);
+    }
+
+    /// Set for the process that ends itself.
+    const ENDS: &str = "MANYRING_TEST_ENDS_US";
+
+    /// Starts a child, which starts another process and one more that loses its parent; then ends
+    /// this process.
+    fn starts_others_and_ends_us() {
+        let mut shell = child("sh");
+        shell.args(["-c", "sleep 1000 & (sleep 1000 &); echo; wait"]).stdout(Stdio::piped());
+        let mut shell = shell.spawn().unwrap();
+        let mut line = [0];
+        shell.stdout.take().unwrap().read_exact(&mut line).unwrap();
+        let _folder = Folder::new().unwrap();
+        end_us("a test");
+        // That does not come back.
+        shell.wait().unwrap();
+    }
+
+    #[test]
+    fn the_end_of_us_ends_children_of_children_and_leaves_no_folder() {
+        // Started again below, this test is the process that ends.
+        if std::env::var_os(ENDS).is_some() {
+            return starts_others_and_ends_us();
+        }
+        let folder = tempfile::tempdir().unwrap();
+        let entry = format!("{ENDS}={}", folder.path().display());
+        let mut us = Command::new(std::env::current_exe().unwrap());
+        us.args(["--exact", "--nocapture"]);
+        us.arg("watch::tests::the_end_of_us_ends_children_of_children_and_leaves_no_folder");
+        us.env(ENDS, folder.path()).env("TMPDIR", folder.path()).env_remove(RUN);
+        // In a file, since what is left behind would keep a pipe open.
+        let said = folder.path().join("said");
+        us.stdout(File::create(&said).unwrap());
+        let status = us.status().unwrap();
+        let said = std::fs::read_to_string(said).unwrap();
+        assert!(said.contains("FAILED a test: waits without an end"), "{status}: {said}");
+        let left = with_variable(&entry);
+        kill(|| with_variable(&entry));
+        assert!(left.is_empty(), "{left:?} are left behind");
+        let files: Vec<_> = folder.path().read_dir().unwrap().flatten().collect();
+        assert!(files.len() == 1, "{files:?}");
     }
 
     #[test]
