@@ -9,7 +9,6 @@ use rustix::process::{Signal, kill_process};
 use serde_json::Value;
 use std::fs::OpenOptions;
 use std::os::unix::fs::MetadataExt;
-use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::Duration;
@@ -127,7 +126,7 @@ impl Daemon {
         let sockets: Vec<_> = control.as_deref().into_iter().chain([socket]).collect();
         let inodes = || sockets.iter().map(|socket| inode(socket)).collect::<Vec<_>>();
         let before = inodes();
-        let mut daemon = Self { child: spawn(&options)?, options };
+        let mut daemon = Self::begin(&options)?;
         wait_for("the daemon's socket", START, || {
             if let Some(status) = daemon.child.try_wait().context("manyring")? {
                 return Err(format!("manyring ended at its start: {status}\n{}", daemon.log()?));
@@ -136,6 +135,14 @@ impl Daemon {
             Ok(inodes().iter().zip(&before).all(is_new).then_some(()))
         })?;
         Ok(daemon)
+    }
+
+    /// Starts it and does not wait.
+    ///
+    /// # Errors
+    /// It cannot be started.
+    pub(crate) fn begin(options: &DaemonOptions) -> Outcome<Self> {
+        Ok(Self { child: spawn(options)?, options: options.clone() })
     }
 
     /// Runs a daemon that must refuse to start; gives what it said.
@@ -333,7 +340,7 @@ impl Daemon {
     /// # Errors
     /// The next one ended, or did not take over.
     pub fn taken_over_by(mut self, next: &DaemonOptions) -> Outcome<Self> {
-        let mut taking = Self { child: spawn(next)?, options: next.clone() };
+        let mut taking = Self::begin(next)?;
         let status = wait_for("a takeover", START, || {
             if let Some(status) = taking.child.try_wait().context("manyring")? {
                 return Err(format!("the next manyring ended: {status}\n{}", taking.log()?));
@@ -342,21 +349,6 @@ impl Daemon {
         })?;
         check(status.success(), || format!("manyring ended with {status} after a takeover"))?;
         Ok(taking)
-    }
-
-    /// Starts the next daemon, which dies before it has taken over; returns when it has ended.
-    ///
-    /// # Errors
-    /// The next one took over, or ended by itself.
-    pub fn outlives(&mut self, next: &DaemonOptions) -> Outcome {
-        let mut dies = Self { child: spawn(next)?, options: next.clone() };
-        let status = wait_for("the end of a daemon that dies", START, || {
-            let ended = self.child.try_wait().context("manyring")?;
-            check(ended.is_none(), || "manyring was taken over".into())?;
-            dies.child.try_wait().context("manyring")
-        })?;
-        let is_killed = status.signal() == Some(Signal::KILL.as_raw());
-        check(is_killed, || format!("the next manyring was not killed: {status}"))
     }
 
     /// SIGTERM: must end by itself, with status 0.

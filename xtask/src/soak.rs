@@ -66,7 +66,8 @@ pub(crate) struct Processes {
     /// Kill the daemon and its device processes this often under a guest of QEMU.
     #[arg(long, value_name = "N")]
     supervisor: Option<u32>,
-    /// Have the next daemon take over this often; then kill ten that try, each at another step.
+    /// Have the next daemon take over this often; then have the next daemon, or the one that runs,
+    /// die at each step of a takeover.
     #[arg(long, value_name = "N")]
     takeovers: Option<u32>,
     /// Have a guest of the newest QEMU migrate this often between two daemons; in each move a

@@ -3,17 +3,20 @@
 //! are killed, the daemon is killed, or the next daemon takes over
 //! (`docs/design/0021-device-processes.md`).
 
+mod deaths;
 mod ground;
 mod migrations;
 mod pings;
+mod steps;
 mod unit;
 
-use super::Kills;
 use super::random::Random;
+use super::{Kills, fresh_logs};
 use crate::command::wait_for;
 use crate::daemon::{Daemon, DaemonOptions};
 use crate::guest::Kind;
 use crate::{Context, Outcome, check, cleanup, packages};
+use deaths::Deaths;
 use ground::{Ground, LIMIT, Tenant};
 pub use migrations::run as run_migrations;
 use rustix::process::{Signal, kill_process};
@@ -25,27 +28,6 @@ pub use unit::run as run_supervisor_of_systemd;
 const FAULTS: [&str; 4] = [" ERROR ", "panicked", "queue stopped: ", "session closed"];
 /// A device process that has lived longer has no pause before the next one starts.
 const LONG_LIFE_MS: u64 = 2000;
-/// The next daemon is killed at the entry of such a call, made by its control thread for the
-/// `when`th time.
-const STEPS: [Step; 10] = [
-    Step { call: "recvmsg", when: 1 },
-    Step { call: "recvmsg", when: 2 },
-    Step { call: "recvmsg", when: 4 },
-    Step { call: "recvmsg", when: 7 },
-    Step { call: "recvmsg", when: 12 },
-    Step { call: "recvmsg", when: 20 },
-    Step { call: "accept4", when: 1 },
-    Step { call: "sendmsg", when: 1 },
-    Step { call: "ioctl", when: 2 },
-    Step { call: "sendto", when: 1 },
-];
-
-#[derive(Clone, Copy, Debug)]
-struct Step {
-    call: &'static str,
-    when: u32,
-}
-
 /// The longest pauses of a kind.
 #[derive(Clone, Copy, Debug, Default)]
 struct Worst {
@@ -161,19 +143,18 @@ pub fn run_supervisor(kills: &Kills) -> Outcome {
     finish(&mut ground, daemon, 0)
 }
 
-/// Has daemons take over from each other under a guest of User Mode Linux and one of QEMU; ten of
-/// them are killed before they have, each at another step.
+/// Has daemons take over from each other under a guest of User Mode Linux and one of QEMU; then
+/// daemons die at each step of a takeover, at last those whose front-ends connect again.
 ///
 /// # Errors
-/// As [`run_device_processes`]; or a daemon did not take over, or the one before did not go on.
+/// As [`run_device_processes`]; or a daemon did not take over, or after a death nobody went on.
 pub fn run_takeovers(kills: &Kills) -> Outcome {
-    packages::need("the kills at each step", &["strace"])?;
+    packages::need("the deaths at each step", &["strace"])?;
     println!("soak: {} takeovers, seed {}", kills.count, kills.seed);
     let (mut ground, mut daemon) = begin(kills, &[Kind::Uml, Kind::Qemu])?;
     let mut random = Random::new(kills.seed);
-    let (mut taken, mut refused) = (Worst::default(), Worst::default());
-    let control = ground.control().display().to_string();
-    let next = ground.options(&["--takeover", &control]);
+    let mut taken = Worst::default();
+    let next = next_of(&ground);
     for takeover in 1..=kills.count {
         std::thread::sleep(Duration::from_millis(LONG_LIFE_MS + random.below(500)));
         let began = Instant::now();
@@ -183,26 +164,25 @@ pub fn run_takeovers(kills: &Kills) -> Outcome {
             println!("soak: {takeover} takeovers");
         }
     }
-    for step in STEPS {
-        std::thread::sleep(Duration::from_millis(LONG_LIFE_MS + random.below(500)));
-        let began = Instant::now();
-        daemon.outlives(&killed_at(&next, step))?;
-        note_pauses(&ground, began, &mut refused)?;
-    }
     taken.say("no ping was answered while the next daemon took over");
-    refused.say("no ping was answered while the next daemon died at a step");
-    let failures = u32::try_from(STEPS.len()).unwrap_or(u32::MAX);
-    finish(&mut ground, daemon, failures)
+    let mut survived = Worst::default();
+    let (mut deaths, daemon) = Deaths::begin(&ground, daemon, next)?;
+    let daemon = deaths.all(daemon, &deaths::SURVIVED, &mut random, &mut survived)?;
+    survived.say("no ping was answered while a daemon died at a step");
+    finish(&mut ground, daemon, deaths::SURVIVED.len())?;
+    // A guest of User Mode Linux does not connect again.
+    let logs = fresh_logs(kills.logs.join("crashes"))?;
+    let (mut ground, daemon) = begin(&Kills { logs, ..kills.clone() }, &[Kind::Qemu])?;
+    let mut crashed = Worst::default();
+    let (mut deaths, daemon) = Deaths::begin(&ground, daemon, next_of(&ground))?;
+    let daemon = deaths.all(daemon, &deaths::CRASHES, &mut random, &mut crashed)?;
+    crashed.say("no ping was answered while the only daemon died at a step");
+    finish(&mut ground, daemon, deaths::CRASHES.len())
 }
 
-/// How to start a daemon that dies at this step.
-fn killed_at(next: &DaemonOptions, Step { call, when }: Step) -> DaemonOptions {
-    let mut killed = next.clone();
-    let inject = format!("inject={call}:signal=KILL:when={when}");
-    let trace = format!("trace={call}");
-    let words = ["strace", "-f", "-o", "/dev/null", "-e", &trace, "-e", &inject, "--"];
-    killed.wrapper.extend(words.iter().map(|&word| word.to_owned()));
-    killed
+/// How to start a daemon that takes over.
+fn next_of(ground: &Ground) -> DaemonOptions {
+    ground.options(&["--takeover", &ground.control().display().to_string()])
 }
 
 fn note_pauses(ground: &Ground, began: Instant, worst: &mut Worst) -> Outcome {
@@ -235,7 +215,7 @@ fn begin(kills: &Kills, kinds: &[Kind]) -> Outcome<(Ground, Daemon)> {
 }
 
 /// Ends the guests and the daemon, and says what the guests saw.
-fn finish(ground: &mut Ground, daemon: Daemon, failures: u32) -> Outcome {
+fn finish(ground: &mut Ground, daemon: Daemon, deaths: usize) -> Outcome {
     for tenant in &mut ground.tenants {
         let report = tenant.finish()?;
         println!(
@@ -247,7 +227,7 @@ fn finish(ground: &mut Ground, daemon: Daemon, failures: u32) -> Outcome {
     let log = daemon.log()?;
     let is_fault = |line: &&str| FAULTS.iter().any(|fault| line.contains(fault));
     let faults: Vec<_> = log.lines().filter(is_fault).collect();
-    println!("soak: {} faults in the log; {failures} daemons died at a step", faults.len());
+    println!("soak: {} faults in the log; {deaths} daemons died at a step", faults.len());
     check(faults.is_empty(), || format!("the log has faults, the first: {}", faults[0]))?;
     daemon.stop()
 }
