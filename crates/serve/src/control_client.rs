@@ -14,10 +14,10 @@ use std::path::Path;
 use std::time::Duration;
 use tokio::net::UnixStream;
 
-/// Largest answer that is read.
+/// The maximum size in bytes of an answer that is read.
 const ANSWER_SIZE_MAX: usize = 256 << 20;
 
-/// Asks the daemon behind the socket at `control` to show what is at `path`.
+/// Returns the answer to a GET of `path`, from the daemon behind the socket at `control`.
 ///
 /// # Errors
 /// One sentence: the daemon refuses, cannot be reached, or has not answered within 5 s.

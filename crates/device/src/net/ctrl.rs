@@ -79,7 +79,7 @@ pub(super) struct ControlQueue {
     under_way: Option<UnderWay>,
     epochs: Epochs,
     desk: Arc<Desk>,
-    /// The channel to the task; it holds one command at a time.
+    /// The channel to the task that carries commands out; it holds one command at a time.
     commands: mpsc::Sender<Vec<u8>>,
 }
 

@@ -222,8 +222,9 @@ pub(super) fn is_of(held: &OwnedFd, file: &Stat, access: OFlags) -> bool {
 #[derive(Debug)]
 pub struct Marks {
     copies: Arc<Copies>,
-    /// The mark byte of this process. With copies, they are marked with it when the process has
-    /// lost the image; without, they are marked from the beginning.
+    /// The mark byte of the process that got the descriptions. If `copies` has any, they are
+    /// marked with this byte when that process has lost the image; otherwise, for a read-only
+    /// image, the passed descriptions are marked from the beginning.
     own: Mark,
     may_write: bool,
 }
