@@ -23,6 +23,7 @@ const IFLA_MTU: u16 = 4;
 const IFLA_MASTER: u16 = 10;
 const IFLA_TXQLEN: u16 = 13;
 const IFLA_LINKINFO: u16 = 18;
+const IFLA_STATS64: u16 = 23;
 const IFLA_PROMISCUITY: u16 = 30;
 const IFLA_INFO_KIND: u16 = 1;
 const IFLA_INFO_DATA: u16 = 2;
@@ -35,6 +36,9 @@ const IFLA_MACVLAN_MODE: u16 = 1;
 const IFLA_MACVLAN_FLAGS: u16 = 2;
 const MACVLAN_MODE_PASSTHRU: u32 = 8;
 const MACVLAN_FLAG_NOPROMISC: u16 = 1;
+/// The places of two counters in `struct rtnl_link_stats64`.
+const RX_DROPPED_AT: usize = 48;
+const TX_DROPPED_AT: usize = 56;
 /// The tun driver's own number for a tap.
 const TUN_TYPE_TAP: u8 = 2;
 
@@ -53,6 +57,10 @@ pub struct InterfaceInfo {
     pub master: Option<u32>,
     /// The frames that each of its queues may hold; 0 if the kernel does not say.
     pub txqueuelen: u32,
+    /// Frames of the interface to the host that were dropped.
+    pub rx_dropped: u64,
+    /// Frames of the host to the interface that were dropped.
+    pub tx_dropped: u64,
     /// `tun`, `bridge`, `macvtap`; empty for most hardware.
     pub kind: String,
     /// Frames to any unicast address reach it: it is promiscuous, or a macvtap in mode `passthru`
@@ -223,6 +231,10 @@ fn parse_link(bytes: &[u8]) -> Option<InterfaceInfo> {
             IFLA_MASTER => link.master = u32_at(value, 0),
             IFLA_TXQLEN => link.txqueuelen = u32_at(value, 0)?,
             IFLA_PROMISCUITY => promiscuity = u32_at(value, 0)?,
+            IFLA_STATS64 => {
+                link.rx_dropped = u64_at(value, RX_DROPPED_AT)?;
+                link.tx_dropped = u64_at(value, TX_DROPPED_AT)?;
+            }
             IFLA_LINKINFO => parse_info(value, &mut link),
             _ => {}
         }
@@ -299,6 +311,10 @@ fn u16_at(bytes: &[u8], at: usize) -> Option<u16> {
 
 fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
     Some(u32::from_ne_bytes(*bytes.get(at..)?.first_chunk()?))
+}
+
+fn u64_at(bytes: &[u8], at: usize) -> Option<u64> {
+    Some(u64::from_ne_bytes(*bytes.get(at..)?.first_chunk()?))
 }
 
 #[cfg(test)]

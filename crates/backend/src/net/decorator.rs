@@ -78,6 +78,10 @@ impl<D: Decorator> Port for Decorated<D> {
         self.inner.room()
     }
 
+    fn tend_room(&self) {
+        self.inner.tend_room();
+    }
+
     fn open_tx(&self, index: usize) -> Result<Box<dyn PortTx>, Errno> {
         self.decorator.around_tx(self.inner.open_tx(index)?)
     }

@@ -129,6 +129,10 @@ pub trait Port: Send + Sync + std::fmt::Debug {
         None
     }
 
+    /// Divides [`Self::room`] by what was lost since the last call. Called once a second while the
+    /// host uses several pairs. May block.
+    fn tend_room(&self) {}
+
     /// Makes the sending half of pair `index`.
     ///
     /// # Errors

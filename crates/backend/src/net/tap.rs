@@ -12,6 +12,7 @@ pub mod lent;
 pub mod macvtap;
 mod offloads;
 mod open;
+mod overflow;
 mod program;
 mod queue;
 mod queues;
@@ -36,6 +37,7 @@ use offloads::{offload_bits, probe_offloads};
 use open::{by_fds, by_name, left};
 pub(super) use open::{check_mtu, check_queue_pairs};
 pub use open::{check_name, look};
+use overflow::Overflow;
 use queue::{TapRx, TapTx};
 use queues::Queues;
 use room::Room;
@@ -132,6 +134,7 @@ struct State {
     order: Vec<usize>,
     /// Other processes have queues of the tap too, so the kernel chooses among all of them.
     is_left_alone: bool,
+    overflow: Overflow,
     link_up: bool,
     /// The guest's RSS program, if it has configured one; otherwise the steering table applies.
     hashed: Option<Hashed>,
@@ -227,6 +230,7 @@ impl TapPort {
                 attached: opened.attached,
                 order: Vec::new(),
                 is_left_alone: false,
+                overflow: Overflow::default(),
                 link_up: true,
                 hashed: None,
             }),
@@ -355,6 +359,10 @@ impl Port for TapPort {
 
     fn room(&self) -> Option<RoomInfo> {
         Some(self.room.info())
+    }
+
+    fn tend_room(&self) {
+        self.tend();
     }
 
     fn open_tx(&self, index: usize) -> Result<Box<dyn PortTx>, Errno> {
@@ -494,6 +502,7 @@ mod tests {
                 attached: vec![false],
                 order: vec![],
                 is_left_alone: false,
+                overflow: Overflow::default(),
                 link_up: true,
                 hashed: None,
             }),

@@ -214,6 +214,41 @@ fn the_queues_that_a_guest_uses_share_the_room_of_the_tap() {
     });
 }
 
+#[test]
+fn queues_that_lose_nothing_have_a_whole_room_each_and_share_one_when_they_overflow() {
+    in_own_space(|| {
+        let options = TapOptions { txqueuelen: QueueRoom::Auto, ..named("mr0", 4) };
+        let port = TapPort::open(options).unwrap();
+        (0..4).for_each(|index| port.set_attached(index, true).unwrap());
+        run("ip addr add 10.77.0.1/24 dev mr0");
+        run("ip neigh add 10.77.0.2 lladdr 02:00:00:00:00:05 dev mr0");
+        let looks = |count| (0..count).for_each(|_| port.tend_room());
+        looks(9);
+        assert_eq!(length("mr0"), ROOM / 4);
+        looks(1);
+        assert_eq!((length("mr0"), port.room().unwrap().frames), (ROOM, 4 * ROOM));
+        // Nobody reads: a burst that is longer than a room, and one that finds the room full.
+        let socket = UdpSocket::bind("10.77.0.1:0").unwrap();
+        let burst = || {
+            for _ in 0..ROOM + 200 {
+                socket.send_to(b"burst", "10.77.0.2:9").unwrap();
+            }
+            port.tend_room();
+            length("mr0")
+        };
+        assert_eq!((burst(), burst()), (ROOM, ROOM / 4));
+        assert_eq!(port.room().unwrap().frames, ROOM);
+        // The room of an operator is divided whatever is lost.
+        drop(port);
+        wait_until_gone("mr0");
+        let options = TapOptions { txqueuelen: QueueRoom::Frames(600), ..named("mr0", 2) };
+        let port = TapPort::open(options).unwrap();
+        (0..2).for_each(|index| port.set_attached(index, true).unwrap());
+        (0..40).for_each(|_| port.tend_room());
+        assert_eq!(length("mr0"), 300);
+    });
+}
+
 /// A division makes the queues shorter. Frames that no longer fit are the only ones that it drops.
 #[test]
 fn frames_that_wait_when_the_room_is_divided_stay_as_far_as_they_fit() {

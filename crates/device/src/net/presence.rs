@@ -14,6 +14,7 @@
 
 use super::State;
 use super::port::HasPort;
+use manyring_backend::net::RoomSource;
 use manyring_backend::net::tap::TapError;
 use manyring_engine::{Rate, aside};
 use manyring_wire::net::VIRTIO_NET_F_GUEST_ANNOUNCE;
@@ -26,6 +27,10 @@ const RETRY: Duration = Duration::from_secs(1);
 const LOOK: Duration = Duration::from_secs(5);
 /// Hints within this time count as one.
 const RETRY_DELAY: Duration = Duration::from_millis(50);
+/// How often the room of several queues is divided anew, and how often it is checked that there are
+/// several.
+const TEND: Duration = Duration::from_secs(1);
+const TEND_IDLE: Duration = Duration::from_secs(5);
 /// The least time between two losses of the interface that are logged.
 const LOG_INTERVAL: Duration = Duration::from_secs(10);
 
@@ -69,6 +74,31 @@ impl<T: HasPort> Presence for T {}
 pub(super) trait Presence: HasPort {
     /// See [`NetSide::look_after_port`](super::NetSide::look_after_port).
     async fn look_after(&self) {
+        tokio::select! {
+            () = self.watch() => {}
+            () = self.tend_room() => {}
+        }
+    }
+
+    /// Has the port divide the room of its queues anew once a second, while the host uses several.
+    async fn tend_room(&self) {
+        let port = &self.host().port;
+        let is_auto = || port.room().is_some_and(|room| room.source == RoomSource::Auto);
+        if port.queue_pairs() < 2 || !is_auto() {
+            return std::future::pending().await;
+        }
+        loop {
+            let is_shared = self.with(|state| state.attached_pairs() > 1);
+            tokio::time::sleep(if is_shared { TEND } else { TEND_IDLE }).await;
+            if is_shared && is_auto() {
+                let port = port.clone();
+                aside(move || port.tend_room()).await;
+            }
+        }
+    }
+
+    /// Watches the host's interface.
+    async fn watch(&self) {
         let (host, mut told) = (self.host(), Told::new());
         loop {
             let hint = host.hint.notified();

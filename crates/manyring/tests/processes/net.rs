@@ -168,6 +168,20 @@ fn the_queues_in_use_share_one_room_and_a_daemon_without_the_right_says_that_the
     }
 }
 
+/// This takes ten looks, one a second.
+#[test]
+fn queues_that_lose_nothing_have_a_whole_room_each_in_time() {
+    in_own_space(|| {
+        let daemon = serve();
+        let _driver = connect(&daemon, ControlOwner::FrontEnd);
+        let length = || link("lan0").unwrap().txqueuelen;
+        assert!(wait_until(|| length() == 500), "{}", daemon.log());
+        assert!(wait_until(|| length() == 1000), "{}", daemon.log());
+        assert_eq!(device(&daemon)["txqueuelen"]["frames"], 2000);
+        assert!(daemon.terminate().success());
+    });
+}
+
 #[test]
 fn a_device_process_has_its_queues_and_no_other_way_to_an_interface() {
     with_guest(ControlOwner::FrontEnd, |daemon, _host, _driver| {

@@ -38,9 +38,10 @@ fn taps_go_to_the_daemon_that_takes_over_and_stay_where_it_dies() {
         let mut all_send = || {
             drivers.iter_mut().for_each(|driver| sends(driver, &host));
             assert!(wait_until(|| queues("two0") == (2, 0)), "{:?}", queues("two0"));
-            // The two queues share the room of one, whichever daemon has them.
+            // The two queues share the room of one, whichever daemon has them, unless nothing was
+            // lost for long.
             let length = || link("two0").unwrap().txqueuelen;
-            assert!(wait_until(|| length() == 500), "{}", length());
+            assert!(wait_until(|| [500, 1000].contains(&length())), "{}", length());
         };
         all_send();
         let indexes = ["one0", "two0"].map(|name| link(name).unwrap().index);

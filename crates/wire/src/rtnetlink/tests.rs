@@ -98,12 +98,21 @@ fn answers_are_a_link_an_error_or_nothing_and_only_those_to_the_request_count() 
 fn a_link_has_the_properties_that_the_kernel_reports() {
     let [mtu, master, len, one] = [9000u32, 3, 250, 1].map(u32::to_ne_bytes);
     let address = [2, 0, 0, 0, 0, 5];
+    let stats: Vec<_> = (1..=10_u64).flat_map(u64::to_ne_bytes).collect();
     let link = parsed(
         2,
-        &[(IFLA_ADDRESS, &address), (IFLA_MTU, &mtu), (IFLA_MASTER, &master), (IFLA_TXQLEN, &len)],
+        &[
+            (IFLA_ADDRESS, &address),
+            (IFLA_MTU, &mtu),
+            (IFLA_MASTER, &master),
+            (IFLA_TXQLEN, &len),
+            (IFLA_STATS64, &stats),
+        ],
     );
     let expected =
         InterfaceInfo { index: 7, address: Some([2, 0, 0, 0, 0, 5]), ..InterfaceInfo::default() };
+    assert_eq!((link.rx_dropped, link.tx_dropped), (7, 8));
+    let link = InterfaceInfo { rx_dropped: 0, tx_dropped: 0, ..link };
     assert_eq!(link, InterfaceInfo { mtu: 9000, master: Some(3), txqueuelen: 250, ..expected });
     assert_eq!(parsed(0, &[(IFLA_ADDRESS, &[0; 20])]).address, None, "of InfiniBand");
     let is_up = |flags| parsed(flags, &[]).is_up;

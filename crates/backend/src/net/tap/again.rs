@@ -2,6 +2,7 @@
 
 use super::find::find;
 use super::open::by_name;
+use super::overflow::Overflow;
 use super::settings::{Settings, apply, join_bridge};
 use super::{Opened, TapError, TapPort, macvtap};
 use crate::sys::link::LinkEvent;
@@ -152,7 +153,7 @@ impl TapPort {
             state.attached.clone_from(&opened.attached);
             // The kernel uses new queues in the order in which they were opened.
             state.order = (0..opened.attached.len()).collect();
-            state.is_left_alone = false;
+            (state.is_left_alone, state.overflow) = (false, Overflow::default());
             self.room.begin(link, false);
             self.show_carrier(state.link_up);
         }

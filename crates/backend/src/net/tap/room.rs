@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 /// Who chooses the room of an interface.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum QueueRoom {
-    /// This daemon, where it may: [`ROOM`] frames.
+    /// This daemon, where it may: [`ROOM`] frames, together or each (`overflow.rs`).
     #[default]
     Auto,
     /// The host: the interface keeps its length, which each queue has for itself.
@@ -99,7 +99,10 @@ impl TapPort {
         let attached = state.attached.iter().filter(|is_attached| **is_attached).count();
         let sharers = u32::try_from(attached).unwrap_or(u32::MAX).max(1);
         self.room.sharers.store(sharers, Ordering::Relaxed);
-        self.room.share(sharers).map_or(Ok(()), |each| self.set_length(each, is_forced))
+        let is_whole = self.room.wanted == QueueRoom::Auto && state.overflow.is_whole();
+        self.room
+            .share(if is_whole { 1 } else { sharers })
+            .map_or(Ok(()), |each| self.set_length(each, is_forced))
     }
 
     /// Sets the length that each queue has. `is_forced`: asks the host even if nothing changes.
@@ -139,6 +142,21 @@ impl TapPort {
             && let Err(errno) = self.divide(state, is_forced)
         {
             self.keep_length(errno);
+        }
+    }
+
+    /// Looks how many frames the interface has lost, and decides whether its queues share a room.
+    pub(super) fn tend(&self) {
+        let Some(index) = self.index().filter(|_| self.room.info().source == RoomSource::Auto)
+        else {
+            return;
+        };
+        let mut state = self.state();
+        let Ok(Some(link)) = self.links.at(index) else { return };
+        // What a tap sends is for its reader; a macvtap receives for its reader.
+        let lost = if link.tap.is_some() { link.tx_dropped } else { link.rx_dropped };
+        if state.overflow.look(lost) {
+            self.share_room(&state, false);
         }
     }
 
