@@ -8,7 +8,7 @@
 //! shared:  few frames were lost for CALM looks       each queue gets a whole room
 //!          RETRY looks, though many are lost         the same, on trial: these may be bursts
 //! whole:   many were lost in LOSSY of RECENT looks   shared; both waits are doubled
-//!          few were lost for CALM looks              both waits are as at first
+//!          RETRY looks have passed                   both waits are as at first
 //! ```
 //! 1. A look is one second. Queues that grow drop nothing, so growing needs no better reason.
 //! 2. The interface begins shared, so TCP that begins at once does not fill several whole rooms.
@@ -17,9 +17,10 @@
 
 /// Frames lost in a look that are many: a whole room that overflows once loses fewer now and then.
 const MANY: u64 = 100;
-/// So many of the last [`RECENT`] looks must have lost many frames: one alone is a burst.
+/// So many of the last [`RECENT`] looks must have lost many frames: one alone is a burst. TCP that
+/// fills whole rooms loses thousands of frames at once, and then none for some seconds.
 const LOSSY: u32 = 2;
-const RECENT: u32 = 4;
+const RECENT: u32 = 16;
 /// Looks without many losses that end a load.
 const CALM: u32 = 10;
 /// Looks until a whole room is tried though frames are lost.
@@ -62,7 +63,7 @@ impl Overflow {
         self.recent = (self.recent << 1 | u32::from(is_lossy)) & ((1 << RECENT) - 1);
         self.calm = if is_lossy { 0 } else { self.calm.saturating_add(1) };
         self.since_change = self.since_change.saturating_add(1);
-        if self.is_whole && self.calm >= CALM {
+        if self.is_whole && self.since_change >= RETRY {
             self.factor = 1;
         }
         let is_over = match self.is_whole {
@@ -121,6 +122,21 @@ mod tests {
         });
         // Trials of two seconds after 30, 60, 120, 240, 480, 480 .. seconds.
         assert!(whole.get() <= 24, "{}", whole.get());
+        assert!(simulated.changes.len() <= 24, "{:?}", simulated.changes);
+    }
+
+    #[test]
+    fn streams_that_lose_much_at_once_and_then_nothing_for_long_share_a_room() {
+        let mut simulated = Simulated::default();
+        let whole = std::cell::Cell::new(0_u32);
+        simulated.run(60, NOTHING).run(3600, |look, is_whole| {
+            whole.set(whole.get() + u32::from(is_whole));
+            match is_whole {
+                true => u64::from(look % 8 == 7) * 3000,
+                false => 150,
+            }
+        });
+        assert!(whole.get() < 360, "{}", whole.get());
         assert!(simulated.changes.len() <= 24, "{:?}", simulated.changes);
     }
 
