@@ -12,19 +12,13 @@
 mod apart;
 mod handed;
 mod host;
-mod hypervisor;
 mod journal_watch;
 mod memory;
 mod start;
-mod state_dir;
-
-pub(crate) use hypervisor::HypervisorError;
-pub(crate) use state_dir::StateDirError;
 
 use crate::model::Registry;
 use crate::processes::{HandoffRequest, OfXen, Processes, XenEndings};
 use host::XenHost;
-use hypervisor::Hypervisor;
 use journal_watch::Journals;
 use manyring_config::plan::{Domains, STATE_DIR, XenBlkPlan, XenPlan};
 use manyring_engine::Pool;
@@ -35,8 +29,8 @@ use manyring_transport::xenbus::{
     Command, DEVICE, DeviceId, Discovery, Presence, SOCKET, ServeError, Store, StoreEndpoint,
     StoreError, default_endpoint, serve,
 };
+use manyring_xen::{Hypervisor, HypervisorError, Served, StateDir, StateDirError};
 use memory::Memory;
-use state_dir::{Served, StateDir};
 use std::collections::{HashMap, HashSet};
 use std::os::unix::fs::FileTypeExt;
 use std::path::Path;

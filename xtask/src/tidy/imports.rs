@@ -22,9 +22,11 @@ pub(super) const TABLE: &[Row] = &[
         &["config", "protocol", "transport", "device", "engine", "backend", "nbd", "memory"],
         &["driver"],
     ),
+    ("xen", &["serve", "config", "protocol", "transport", "engine", "memory"], &[]),
     (
         "supervisor",
         &[
+            "xen",
             "serve",
             "config",
             "protocol",

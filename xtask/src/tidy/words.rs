@@ -45,7 +45,7 @@ pub(super) const PROC: &[&str] = &[
     "crates/serve/src/lease_file.rs",
     "crates/serve/src/device_process/sandbox.rs",
     "crates/serve/src/reaper.rs",
-    "crates/supervisor/src/xen/state_dir.rs",
+    "crates/xen/src/state_dir.rs",
     "crates/engine/src/accounts.rs",
     "crates/engine/src/fds/doorbell.rs",
     "crates/engine/src/watch.rs",
@@ -56,7 +56,7 @@ pub(super) const PROC: &[&str] = &[
 /// The file with the times of the daemon.
 pub(super) const TIMES: &str = "crates/serve/src/times.rs";
 /// The crates that have them.
-pub(super) const OF_DAEMON: [&str; 4] = ["serve", "supervisor", "control", "manyring"];
+pub(super) const OF_DAEMON: [&str; 5] = ["serve", "xen", "supervisor", "control", "manyring"];
 
 const LEFT_OVER: [&str; 3] = [concat!("TO", "DO"), concat!("FIX", "ME"), concat!("XX", "X")];
 const HOMES: [&str; 3] = [concat!("/ho", "me/"), concat!("/ro", "ot/"), concat!("/Use", "rs/")];

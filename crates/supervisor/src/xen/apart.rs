@@ -1,9 +1,7 @@
 //! `Apart`: a disk whose front-end a device process serves. It opens the resources of the front-end
 //! for the device process, and keeps others open until the process has left the rings.
 
-use super::hypervisor::{Hypervisor, LentBell};
 use super::start::journal;
-use super::state_dir::Held;
 use super::{Shared, disk_name, ends_within};
 use crate::processes::{XenFront, XenLent, XenLentRing, XenRefusal, XenServed};
 use manyring_device::blk::blkif::Abi;
@@ -15,6 +13,7 @@ use manyring_serve::assemble::xen::{failed, refused};
 use manyring_serve::times::XEN_PROCESS_RETRY;
 use manyring_transport::xenbus::state::Negotiated;
 use manyring_transport::xenbus::{Channel, Command, DeviceId, HostError, SimulatedXen};
+use manyring_xen::{Held, Hypervisor, LentBell};
 use std::sync::Arc;
 use tokio::sync::{mpsc, watch};
 

@@ -3,7 +3,6 @@
 //! stop them.
 
 use super::apart::{self, Apart};
-use super::hypervisor::{Hypervisor, Lender};
 use super::memory::{Bytes, Memory};
 use super::start::{Started, start};
 use super::{Shared, disk_name};
@@ -25,6 +24,7 @@ use manyring_transport::xenbus::state::Negotiated;
 use manyring_transport::xenbus::{
     Assignment, Channel, Command, DeviceId, DiskGeometry as DiskNodes, Host, HostError, Offer,
 };
+use manyring_xen::{Hypervisor, Lender};
 use std::sync::{Arc, Weak};
 use tokio::sync::{mpsc, watch};
 use tokio::task::{JoinHandle, JoinSet};

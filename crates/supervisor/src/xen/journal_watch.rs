@@ -14,12 +14,12 @@
 //! no event; every other way to make the file longer causes one at once ([`StateDir::writes`]).
 
 use super::Shared;
-use super::state_dir::{Fate, Held, StateDir};
 use crate::processes::XenHolder;
 use manyring_engine::aside;
 use manyring_serve::channel::watched;
 use manyring_serve::times::{XEN_JOURNALS_LOOK, XEN_JOURNALS_MIN};
 use manyring_transport::xenbus::DeviceId;
+use manyring_xen::{Fate, Held, StateDir};
 use rustix::fd::OwnedFd;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};

@@ -1,6 +1,5 @@
 //! `start`: the queues of a front-end, from the nodes that name them to workers that serve them.
 
-use super::hypervisor::{Bell, Hypervisor, Lender};
 use super::{Shared, disk_name};
 use manyring_device::blk::blkif::{Attachment, XenBlkDevice};
 use manyring_device::is_shortage;
@@ -8,6 +7,7 @@ use manyring_engine::{Event, QueueHandle};
 use manyring_serve::assemble::xen::{begin, failed};
 use manyring_transport::xenbus::state::Negotiated;
 use manyring_transport::xenbus::{Channel, DeviceId, HostError};
+use manyring_xen::{Bell, Hypervisor, Lender};
 use rustix::fd::OwnedFd;
 use tokio::sync::mpsc;
 

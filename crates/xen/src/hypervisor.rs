@@ -14,7 +14,7 @@ use std::time::Duration;
 
 /// Why the grant device or the simulated Xen cannot be used.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum HypervisorError {
+pub enum HypervisorError {
     /// Opening the grant device, or mapping a page, failed.
     #[error(transparent)]
     Grants(#[from] GrantError),
@@ -25,7 +25,7 @@ pub(crate) enum HypervisorError {
 
 /// The hypervisor whose grants are mapped and whose event channels are bound.
 #[derive(Debug)]
-pub(super) enum Hypervisor {
+pub enum Hypervisor {
     /// Xen's devices.
     Real(Arc<GrantDevice>),
     /// A simulated Xen.
@@ -34,39 +34,43 @@ pub(super) enum Hypervisor {
 
 /// The right to map pages of a domain, as long as this lives.
 #[derive(Debug)]
-pub(super) struct Lender {
+pub struct Lender {
     mapper: GrantMapper,
     _seat: Option<Seat>,
 }
 
 /// The descriptors by which another process maps a domain's pages. This process maps none.
 #[derive(Debug)]
-pub(super) struct LentGrants {
-    pub(super) grants: OwnedFd,
+pub struct LentGrants {
+    /// The grant device (`/dev/xen/gntdev`), or the memory of a simulated domain.
+    pub grants: OwnedFd,
     /// Only for a simulated Xen.
-    pub(super) seat: Option<XenSeat>,
+    pub seat: Option<XenSeat>,
     /// The connection to a simulated Xen. It must stay open until the other process has unmapped
     /// the pages.
-    pub(super) xen: Option<Arc<SimulatedXen>>,
+    pub xen: Option<Arc<SimulatedXen>>,
 }
 
 /// The descriptors of a bound event channel, for a device process.
 #[derive(Debug)]
-pub(super) struct LentBell {
-    pub(super) fds: Vec<OwnedFd>,
+pub struct LentBell {
+    /// The descriptors from which the device process makes its end of the channel.
+    pub fds: Vec<OwnedFd>,
     /// The port on this machine's Xen; `None` for a simulated one.
-    pub(super) port: Option<u32>,
+    pub port: Option<u32>,
     /// Keeps the port of a simulated Xen bound.
-    pub(super) channel: Option<Channel>,
+    pub channel: Option<Channel>,
 }
 
 /// A bound event channel, as kick and call of a queue in this process.
 #[derive(Debug)]
-pub(super) struct Bell {
-    pub(super) kick: Kick,
-    pub(super) call: Arc<Call>,
+pub struct Bell {
+    /// Becomes readable when the guest has notified.
+    pub kick: Kick,
+    /// Notifies the guest.
+    pub call: Arc<Call>,
     /// Keeps the port of a simulated Xen bound.
-    pub(super) channel: Option<Channel>,
+    pub channel: Option<Channel>,
 }
 
 impl Hypervisor {
@@ -74,7 +78,7 @@ impl Hypervisor {
     ///
     /// # Errors
     /// [`HypervisorError`]
-    pub(super) fn open(plan: &XenPlan) -> Result<Self, HypervisorError> {
+    pub fn open(plan: &XenPlan) -> Result<Self, HypervisorError> {
         match plan {
             XenPlan::Real { .. } => Ok(Self::Real(Arc::new(GrantDevice::open()?))),
             XenPlan::Simulated { socket } => {
@@ -88,7 +92,7 @@ impl Hypervisor {
     ///
     /// # Errors
     /// Errors of the simulated Xen. `ESRCH`: there is no such domain.
-    pub(super) fn lender(&self, domain: u16) -> Result<Lender, Errno> {
+    pub fn lender(&self, domain: u16) -> Result<Lender, Errno> {
         match self {
             Self::Real(device) => {
                 let mapper = GrantMapper::Device { device: device.clone(), domain };
@@ -107,7 +111,7 @@ impl Hypervisor {
     ///
     /// # Errors
     /// The grant device cannot be opened. `ESRCH`: the simulated Xen has no such domain.
-    pub(super) fn lend(plan: &XenPlan, domain: u16) -> Result<LentGrants, Errno> {
+    pub fn lend(plan: &XenPlan, domain: u16) -> Result<LentGrants, Errno> {
         match plan {
             XenPlan::Real { .. } => {
                 let refused = |error| match error {
@@ -132,7 +136,7 @@ impl Hypervisor {
     ///
     /// # Errors
     /// `EINVAL`: there is no such channel.
-    pub(super) fn bind(&self, domain: u16, port: u32, inherited: bool) -> Result<Bell, Errno> {
+    pub fn bind(&self, domain: u16, port: u32, inherited: bool) -> Result<Bell, Errno> {
         patiently(inherited, || self.try_to_bind(domain, port))
     }
 
@@ -164,7 +168,7 @@ impl LentGrants {
     ///
     /// # Errors
     /// `EINVAL`: there is no such channel.
-    pub(super) fn bind(&self, domain: u16, port: u32, inherited: bool) -> Result<LentBell, Errno> {
+    pub fn bind(&self, domain: u16, port: u32, inherited: bool) -> Result<LentBell, Errno> {
         patiently(inherited, || match &self.xen {
             None => {
                 let bound = EventPort::bind_restricted(domain, port)?;
@@ -181,7 +185,7 @@ impl LentGrants {
 
 impl Lender {
     /// Returns the mapper of the domain's pages.
-    pub(super) fn mapper(&self) -> &GrantMapper {
+    pub fn mapper(&self) -> &GrantMapper {
         &self.mapper
     }
 }

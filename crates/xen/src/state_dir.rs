@@ -39,7 +39,7 @@ const SUFFIX: &str = ".journal";
 /// Why the folder cannot be used.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs, reason = "the Display text says what each field is")]
-pub(crate) enum StateDirError {
+pub enum StateDirError {
     #[error("cannot use the folder {}: {errno}", path.display())]
     Folder { path: PathBuf, errno: Errno },
     #[error("cannot write {}: {errno}", path.display())]
@@ -60,7 +60,7 @@ pub(crate) enum StateDirError {
 
 impl StateDirError {
     /// The error number of the system.
-    pub(super) fn errno(&self) -> Errno {
+    pub fn errno(&self) -> Errno {
         match self {
             Self::Folder { errno, .. } | Self::File { errno, .. } => *errno,
             Self::InUse { .. } => Errno::WOULDBLOCK,
@@ -72,7 +72,7 @@ impl StateDirError {
 /// The Xen whose disks are served. It decides the path of the locks that keep a second process from
 /// these disks, even if that process has another folder for its journals.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Served<'a> {
+pub enum Served<'a> {
     /// This machine's Xen: its locks are in this folder.
     Machine(&'a Path),
     /// A simulated Xen: its locks are beside this socket.
@@ -81,7 +81,7 @@ pub(super) enum Served<'a> {
 
 /// The folder.
 #[derive(Debug)]
-pub(super) struct StateDir {
+pub struct StateDir {
     path: PathBuf,
     /// Files are opened relative to this descriptor, so that nobody can replace the folder.
     folder: OwnedFd,
@@ -98,7 +98,7 @@ impl StateDir {
     ///
     /// # Errors
     /// [`StateDirError`]
-    pub(super) fn open(
+    pub fn open(
         path: &Path,
         kinds: &[String],
         served: Served<'_>,
@@ -127,12 +127,12 @@ impl StateDir {
     ///
     /// # Errors
     /// The process may open no more files.
-    pub(super) fn locks(&self) -> std::io::Result<Vec<OwnedFd>> {
+    pub fn locks(&self) -> std::io::Result<Vec<OwnedFd>> {
         self.locks.iter().map(OwnedFd::try_clone).collect()
     }
 
     /// Writes the pid of this process into the lock files.
-    pub(super) fn sign(&self) {
+    pub fn sign(&self) {
         self.locks.iter().for_each(sign);
     }
 
@@ -141,7 +141,7 @@ impl StateDir {
     ///
     /// # Errors
     /// [`StateDirError::File`].
-    pub(super) fn journal(
+    pub fn journal(
         &self,
         disk: &DeviceId,
         queue: usize,
@@ -157,13 +157,13 @@ impl StateDir {
 
     /// Duplicates the descriptor of a queue's journal, to watch the journal. `None`: the process
     /// may open no more files.
-    pub(super) fn held(&self, disk: &DeviceId, queue: usize, file: &OwnedFd) -> Option<Held> {
+    pub fn held(&self, disk: &DeviceId, queue: usize, file: &OwnedFd) -> Option<Held> {
         let name = journal_name(disk, queue);
         Some(Held { name, file: file.try_clone().ok()?, size: 0, is_told: false })
     }
 
     /// Checks whether a journal whose ring is served still has its path and all its bytes.
-    pub(super) fn fate(&self, journal: &Held) -> Fate {
+    pub fn fate(&self, journal: &Held) -> Fate {
         let Ok(own) = fstat(&journal.file) else { return Fate::Kept };
         let [len, blocks] = [own.st_size, own.st_blocks].map(|count| count.unsigned_abs());
         if len > JOURNAL_MAX || blocks.saturating_mul(STAT_BLOCK) > ALLOCATED_MAX {
@@ -181,7 +181,7 @@ impl StateDir {
 
     /// Truncates a journal to its size when its ring began to be served. This also frees blocks
     /// that were allocated behind its end.
-    pub(super) fn cut(&self, journal: &Held) {
+    pub fn cut(&self, journal: &Held) {
         let size = match journal.size {
             0 => JOURNAL_MAX,
             size => size.unsigned_abs().min(JOURNAL_MAX),
@@ -193,7 +193,7 @@ impl StateDir {
     }
 
     /// Truncates a journal that is too long. The ring of the journal is not served.
-    pub(super) fn bound(&self, journal: &Held) {
+    pub fn bound(&self, journal: &Held) {
         if self.fate(journal) == Fate::Grown {
             self.cut(journal);
         }
@@ -202,7 +202,7 @@ impl StateDir {
     /// Opens a descriptor that becomes readable when a system call writes to a file of the folder
     /// or makes it longer. Stores to a mapped file cause no event. `None`: inotify is not
     /// available.
-    pub(super) fn writes(&self) -> Option<OwnedFd> {
+    pub fn writes(&self) -> Option<OwnedFd> {
         let fd = inotify::init(inotify::CreateFlags::CLOEXEC | inotify::CreateFlags::NONBLOCK);
         let (fd, folder) = (fd.ok()?, format!("/proc/self/fd/{}", self.folder.as_raw_fd()));
         inotify::add_watch(&fd, folder, inotify::WatchFlags::MODIFY).ok()?;
@@ -210,18 +210,18 @@ impl StateDir {
     }
 
     /// The path of a journal.
-    pub(super) fn path_of(&self, journal: &Held) -> PathBuf {
+    pub fn path_of(&self, journal: &Held) -> PathBuf {
         self.path.join(&journal.name)
     }
 
     /// Writes a copy of the journal; returns true if the file system had room for it.
-    pub(super) fn can_write(&self, journal: &Held) -> bool {
+    pub fn can_write(&self, journal: &Held) -> bool {
         self.copy(journal).is_ok()
     }
 
     /// Writes a journal that is gone into a new file under its name. The ring of the journal is
     /// not served.
-    pub(super) fn restore(&self, journal: &Held) -> Result<(), StateDirError> {
+    pub fn restore(&self, journal: &Held) -> Result<(), StateDirError> {
         if self.fate(journal) != Fate::Gone {
             return Ok(());
         }
@@ -250,12 +250,12 @@ impl StateDir {
     }
 
     /// Removes the journals of a disk whose rings no process will take over.
-    pub(super) fn forget(&self, disk: &DeviceId) {
+    pub fn forget(&self, disk: &DeviceId) {
         self.remove(|of| of == disk);
     }
 
     /// Removes the journals of disks of this process's kinds that xenstore no longer has.
-    pub(super) fn keep(&self, is_there: impl Fn(&DeviceId) -> bool) {
+    pub fn keep(&self, is_there: impl Fn(&DeviceId) -> bool) {
         self.remove(|disk| self.kinds.contains(&disk.kind) && !is_there(disk));
     }
 
@@ -271,7 +271,7 @@ impl StateDir {
 
 /// The result of a check of a journal's file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Fate {
+pub enum Fate {
     /// The file still has its path and all its bytes.
     Kept,
     /// The folder has no file, or another file, under the journal's name.
@@ -284,23 +284,23 @@ pub(super) enum Fate {
 
 /// The journal of a ring that is served.
 #[derive(Debug)]
-pub(super) struct Held {
+pub struct Held {
     name: String,
     file: OwnedFd,
     /// The size in bytes when the ring began to be served; 0 before that.
     size: i64,
     /// A log line has told the operator what is wrong with the journal.
-    pub(super) is_told: bool,
+    pub is_told: bool,
 }
 
 impl Held {
     /// True if the ring is served, so that the size is known.
-    pub(super) fn is_measured(&self) -> bool {
+    pub fn is_measured(&self) -> bool {
         self.size > 0
     }
 
     /// Stores the size of the journal, when its ring has begun to be served.
-    pub(super) fn measure(&mut self) {
+    pub fn measure(&mut self) {
         self.size = fstat(&self.file).map_or(0, |found| found.st_size);
     }
 }
