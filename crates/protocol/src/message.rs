@@ -71,7 +71,7 @@ pub enum Command {
     XenRing {
         /// The device's name.
         device: String,
-        /// The ring.
+        /// The event channel and the grants of the ring.
         ring: XenRing,
     },
     /// Connect the front-end of a Xen disk, with the rings of the preceding [`Self::XenRing`]

@@ -58,8 +58,8 @@ pub const TASKS_END: Duration = Duration::from_secs(25);
 pub const DEVICE_CLOSE: Duration = Duration::from_secs(10);
 /// Delay between two checks whether the descriptors are closed.
 pub const DEVICE_CLOSE_LOOK: Duration = Duration::from_millis(1);
-/// Queues read a new limit. Over: the change is answered; a queue that is moving to another worker
-/// reads the limit later.
+/// All queues read a new limit before the change is answered. Over: the change is answered all the
+/// same; a queue that is moving to another worker reads the limit later.
 pub const LIMIT_SEEN: Duration = Duration::from_millis(100);
 /// The host opens one device, or makes its socket, at the start or in a change. Over: the start or
 /// the change continues without the device, which is shown as waiting.

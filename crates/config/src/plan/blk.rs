@@ -200,7 +200,7 @@ impl DiskPlan {
     /// Restricts the disk to files below the folders `allowed`, for an unprivileged user.
     ///
     /// # Errors
-    /// The key of a kind of disk that such a user may not add.
+    /// Such a user may not add this kind of disk: the configuration key of the kind.
     pub fn bind(&mut self, allowed: &[PathBuf]) -> Result<(), &'static str> {
         if let Self::File { path, pinned, .. } = self {
             *pinned = Some(Pinned::new(path, allowed));

@@ -148,7 +148,7 @@ pub(crate) struct MtuArgs {
     pub(crate) mtu: u64,
 }
 
-/// `manyring announce`
+/// `manyring announce`: the guest, or the daemon for it, announces its MAC address to the network.
 #[derive(Args, Debug)]
 pub(crate) struct AnnounceArgs {
     /// The control socket of the running daemon.

@@ -174,7 +174,7 @@ impl Timed {
         self.until = Instant::now() + self.limit;
     }
 
-    /// Returns the time until the deadline.
+    /// Returns the time until the deadline, as `set_read_timeout` takes it: never `None`.
     ///
     /// # Errors
     /// `TimedOut`: the deadline has passed.

@@ -45,7 +45,7 @@ pub(crate) struct Measuring {
 /// The state that all measuring processes of a disk share, one after another.
 #[derive(Debug)]
 struct Measured {
-    /// The name of the processes.
+    /// The name of each measuring process of the disk: `measure:DEVICE`.
     name: String,
     /// Closes the descriptors that the processes have sent.
     janitor: Arc<Janitor>,

@@ -56,9 +56,10 @@ pub(super) struct DeviceProcess {
     sessions: AtomicU64,
     /// Number of reports that were read.
     reports: AtomicU64,
-    /// The number of the last question to the process, and of the last one for counters
-    /// (`answers.rs`).
+    /// The number of the last question that was sent to the process: a ping or a request for
+    /// counters (`answers.rs`).
     asked: AtomicU64,
+    /// The number of the last request for counters that was sent.
     counts: AtomicU64,
     /// The number of the last question that the process has answered.
     answered: watch::Sender<u64>,

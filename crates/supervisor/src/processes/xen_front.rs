@@ -294,7 +294,8 @@ impl XenFront {
         let fds = aside(move || handed(&*disk, queues)).await;
         let fds = fds.ok_or("internal error")?;
         let (mut fds, marks) = fds?;
-        // From here on requests of the device process may be in flight.
+        // The device process may have requests in flight as soon as it has the file: a release of
+        // the image must wait for their end.
         self.endings.lock().extend(marks.as_ref().map(|marks| Arc::new(marks.end())));
         fds.insert(0, counts.begin().map_err(|errno| errno.to_string())?);
         let fds = fds.into_iter().map(Into::into).collect();
