@@ -9,7 +9,8 @@ use crate::numbers;
 use crate::tables::RawXenBlk;
 use manyring_device::blk::blkif::{RING_PAGE_ORDER_MAX, XenBlkOptions};
 use manyring_protocol::spec::DiskFaultSpec;
-use serde::Serialize;
+use serde::ser::Error;
+use serde::{Serialize, Serializer};
 use std::path::{Path, PathBuf};
 
 /// The default of `kinds`: a kind for which neither the kernel nor a tool stack has a back-end.
@@ -45,8 +46,8 @@ pub struct XenBlkPlan {
     pub direct: bool,
     /// `None`: files are raw, and are refused if their bytes look like another format.
     pub format: Option<Format>,
-    /// The options of the disks, as far as the tool stack allows them.
-    #[serde(flatten)]
+    /// How its disks are served, in whichever process, as far as the tool stack allows it.
+    #[serde(flatten, serialize_with = "shown_options")]
     pub options: XenBlkOptions,
     /// The folder of the journals of rings, which the next daemon reads.
     pub state_dir: PathBuf,
@@ -72,6 +73,16 @@ pub enum XenPlan {
         /// Socket of the simulation.
         socket: PathBuf,
     },
+}
+
+/// The options as the plan shows them: without `read_only`, which the tool stack says of each disk
+/// when its front-end connects.
+fn shown_options<S: Serializer>(options: &XenBlkOptions, shows: S) -> Result<S::Ok, S::Error> {
+    let mut shown = serde_json::to_value(options).map_err(S::Error::custom)?;
+    if let Some(keys) = shown.as_object_mut() {
+        keys.remove("read_only");
+    }
+    shown.serialize(shows)
 }
 
 impl XenBlkPlan {
@@ -220,6 +231,14 @@ mod tests {
         assert!(matches!(plan.xen, XenPlan::Real { xenstore: None }));
         let options = &plan.options;
         assert!(options.persistent && options.writeback && options.discard && !options.barrier);
+    }
+
+    #[test]
+    fn a_plan_shows_no_key_that_each_disk_has_from_the_tool_stack() {
+        let shown = serde_json::to_value(xen("discard = false").unwrap()).unwrap();
+        assert_eq!(shown["discard"], false);
+        assert_eq!(shown["name"], "xen");
+        assert_eq!(shown.get("read_only"), None, "{shown}");
     }
 
     #[test]
