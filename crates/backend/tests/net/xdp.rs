@@ -344,7 +344,8 @@ fn an_interface_receives_all_groups_as_long_as_a_port_has_it_and_says_which_addr
         assert_eq!(port.host_filter(), HostFilter { only_to, ..HostFilter::default() });
         assert!(flags("v0").contains(" allmulti 1 "), "{}", flags("v0"));
         drop(port);
-        assert!(flags("v0").contains(" allmulti 0 "), "{}", flags("v0"));
+        // A process that another test starts has copies of all descriptors for a moment.
+        wait_for("it receives no groups", || flags("v0").contains(" allmulti 0 "));
         run("ip link set v0 promisc on");
         let port = opened_again(|| XdpPort::open(&options("v0", 1)));
         assert_eq!(port.host_filter(), HostFilter::default());
