@@ -131,7 +131,7 @@ impl PortGrant {
                 let port = Arc::new(port);
                 Self { port: port.clone(), lent: Some(LentInterface::Tap(port)) }
             }),
-            None => XdpLentPort::new(lent, owner).map(|port| {
+            None => xdp(lent, owner).map(|port| {
                 let port = Arc::new(port);
                 Self { port: port.clone(), lent: Some(LentInterface::Xdp(port)) }
             }),
@@ -141,7 +141,15 @@ impl PortGrant {
 }
 
 impl LentInterface {
-    /// Marks the interface as deleted.
+    /// True if the device must look after its interface, which it does not have yet.
+    pub(crate) fn waits(&self) -> bool {
+        match self {
+            Self::Tap(_) => false,
+            Self::Xdp(port) => port.waits(),
+        }
+    }
+
+    /// Notes that the interface is gone.
     pub(crate) fn lose(&self) {
         match self {
             Self::Tap(port) => port.lose(),
@@ -167,11 +175,27 @@ impl LentInterface {
     }
 }
 
-/// Sorts the descriptors of an interface: `count` queues, and behind them the BPF map of the
-/// steering table, if `facts` has its key.
-///
-/// # Errors
-/// A text of one line: another number of descriptors.
+/// The port on lent sockets of AF_XDP. A process that cannot map them now serves its other devices,
+/// and this one without its interface until it can.
+fn xdp(lent: Lent, owner: Arc<dyn Owner>) -> Result<XdpLentPort, Errno> {
+    let Lent { facts, queues, table: _ } = lent;
+    let copies = queues.iter().map(|queue| rustix::io::fcntl_dupfd_cloexec(queue, 0));
+    let copies = copies.collect::<Result<Vec<_>, _>>();
+    let opened = copies.and_then(|queues| {
+        let lent = Lent { facts: facts.clone(), queues, table: None };
+        XdpLentPort::new(lent, owner.clone())
+    });
+    match opened {
+        Err(error @ (Errno::MFILE | Errno::NFILE | Errno::NOMEM)) => {
+            let interface = &facts.interface;
+            tracing::warn!(interface, %error, "opening its AF_XDP sockets failed; retrying");
+            XdpLentPort::waiting(Lent { facts, queues, table: None }, owner)
+        }
+        opened => opened,
+    }
+}
+
+/// The lent queues. There must be `count` descriptors, beside that of a table.
 fn lent(facts: PortFacts, mut queues: Vec<OwnedFd>, count: usize) -> Result<Lent, String> {
     let table = facts.table_key.and_then(|key| Some(LentTable { map: queues.pop()?, key }));
     if queues.len() != count {

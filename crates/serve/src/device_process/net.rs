@@ -45,6 +45,9 @@ impl ProcessNet {
         let wanted = Wanted { link_up: true, mtu: device.mtu(), announcements: 0 };
         let (wanted, wants) = watch::channel(wanted);
         tasks.spawn(follow(device.clone(), wants));
+        if lent.as_ref().is_some_and(LentInterface::waits) {
+            device.port_may_have_changed();
+        }
         let shown = Guest::default();
         Self { device, lent, wanted, shown, _tasks: tasks }
     }

@@ -15,7 +15,7 @@ use manyring_protocol::switch::{SwitchPortSpec, SwitchSpec};
 use rustix::fd::OwnedFd;
 use rustix::io::Errno;
 use std::collections::HashMap;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::sleep;
@@ -34,13 +34,27 @@ pub(super) struct ProcessSwitch {
 struct ProcessUplink {
     facts: Facts,
     supervisor: SupervisorClient,
-    /// The uplink's interface; `None` until the supervisor sends its queue. Dropping this sender
-    /// ends the uplink.
-    host: watch::Sender<Option<HostPort>>,
+    /// The present interface; `None`: the supervisor sends its queue later. The uplink ends when
+    /// this sender is dropped.
+    host: watch::Sender<Option<Arc<Interface>>>,
     carries: JoinHandle<()>,
 }
 
-/// The interface of an uplink, on descriptors that the supervisor opened.
+/// An interface of an uplink, whose queue the supervisor has sent.
+struct Interface {
+    facts: Facts,
+    supervisor: SupervisorClient,
+    state: Mutex<InterfaceState>,
+}
+
+struct InterfaceState {
+    /// The descriptors of the queue, until the port is open.
+    queues: Vec<OwnedFd>,
+    port: Option<HostPort>,
+    is_lost: bool,
+}
+
+/// The interface of an uplink, on the descriptors that the supervisor has opened.
 #[derive(Clone)]
 enum HostPort {
     /// The queue of a tap or a macvtap.
@@ -49,23 +63,81 @@ enum HostPort {
     Xdp(Arc<XdpLentPort>),
 }
 
+impl Interface {
+    /// The interface of these descriptors, which are opened later.
+    ///
+    /// # Errors
+    /// `EINVAL`: the descriptors are not those of one queue.
+    fn new(
+        facts: Facts,
+        queues: Vec<OwnedFd>,
+        supervisor: SupervisorClient,
+    ) -> Result<Arc<Self>, Errno> {
+        // An AF_XDP socket comes with its memory.
+        if queues.len() != 1 + usize::from(facts.chunk.is_some()) {
+            return Err(Errno::INVAL);
+        }
+        let state = Mutex::new(InterfaceState { queues, port: None, is_lost: false });
+        Ok(Arc::new(Self { facts, supervisor, state }))
+    }
+
+    fn state(&self) -> MutexGuard<'_, InterfaceState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Opens the interface, or returns the port that was opened before. The descriptors stay if
+    /// that fails, so that it can be tried again. May block.
+    ///
+    /// # Errors
+    /// `EMFILE`, `ENOMEM`: a limit of the process or the host.
+    fn open(&self) -> Result<Arc<dyn Port>, Errno> {
+        let queues = {
+            let mut state = self.state();
+            if let Some(port) = &state.port {
+                return Ok(port.port());
+            }
+            // The lock is free while the memory is mapped: the control thread notes losses.
+            std::mem::take(&mut state.queues)
+        };
+        let copies = queues.iter().map(|queue| rustix::io::fcntl_dupfd_cloexec(queue, 0));
+        let copies = copies.collect::<Result<Vec<_>, _>>();
+        match copies.and_then(|copies| HostPort::new(self.facts.clone(), copies, &self.supervisor))
+        {
+            Ok(opened) => {
+                let port = opened.port();
+                let mut state = self.state();
+                if state.is_lost {
+                    opened.lose();
+                }
+                state.port = Some(opened);
+                Ok(port)
+            }
+            Err(errno) => {
+                self.state().queues = queues;
+                Err(errno)
+            }
+        }
+    }
+
+    /// Notes that the interface is gone.
+    fn lose(&self) {
+        let mut state = self.state();
+        state.is_lost = true;
+        state.port.iter().for_each(HostPort::lose);
+    }
+}
+
 impl HostPort {
     /// Opens the interface on the descriptors of its queue.
     ///
     /// # Errors
-    /// `EINVAL`: the descriptors are not those of one queue. Other errors: the memory or the rings
-    /// of an AF_XDP socket cannot be mapped.
+    /// The memory or the rings of a socket cannot be mapped.
     fn new(
         facts: Facts,
         queues: Vec<OwnedFd>,
         supervisor: &SupervisorClient,
     ) -> Result<Self, Errno> {
-        let owner = Arc::new(supervisor.clone());
-        let is_xdp = facts.chunk.is_some();
-        // An AF_XDP socket has a second descriptor, of its memory.
-        if queues.len() != 1 + usize::from(is_xdp) {
-            return Err(Errno::INVAL);
-        }
+        let (owner, is_xdp) = (Arc::new(supervisor.clone()), facts.chunk.is_some());
         let lent = Lent { facts, queues, table: None };
         Ok(match is_xdp {
             true => Self::Xdp(Arc::new(XdpLentPort::new(lent, owner)?)),
@@ -136,12 +208,12 @@ impl ProcessSwitch {
     /// Marks the interface of the uplink as deleted.
     pub(super) fn lose(&self) {
         if let Some(uplink) = &self.uplink {
-            uplink.host.borrow().iter().for_each(HostPort::lose);
+            uplink.host.borrow().iter().for_each(|interface| interface.lose());
         }
     }
 
-    /// Replaces the uplink's queue by a queue of the interface that the supervisor joined in place
-    /// of a deleted one.
+    /// Replaces the queues by those of another interface, which the supervisor has joined. If they
+    /// cannot be opened now, the uplink alone waits for that.
     ///
     /// # Errors
     /// `EINVAL`: there is no uplink, or the descriptors are not those of one queue.
@@ -153,7 +225,10 @@ impl ProcessSwitch {
         let ProcessUplink { facts, supervisor, host, .. } =
             self.uplink.as_ref().ok_or(Errno::INVAL)?;
         let facts = Facts { host_filter: host_filter(filter), chunk, ..facts.clone() };
-        host.send_replace(Some(HostPort::new(facts, queues, supervisor)?));
+        let interface = Interface::new(facts, queues, supervisor.clone())?;
+        let former = host.send_replace(Some(interface));
+        // The close of the last copy of a socket may block.
+        tokio::spawn(aside(move || drop(former)));
         Ok(())
     }
 
@@ -174,7 +249,7 @@ impl ProcessUplink {
         supervisor: SupervisorClient,
     ) -> Result<Self, Errno> {
         let is_there = !queues.is_empty();
-        let host = is_there.then(|| HostPort::new(facts.clone(), queues, &supervisor));
+        let host = is_there.then(|| Interface::new(facts.clone(), queues, supervisor.clone()));
         let (host, hosts) = watch::channel(host.transpose()?);
         let carries = tokio::spawn(carry(switch.clone(), facts.interface.clone(), hosts));
         Ok(Self { facts, supervisor, host, carries })
@@ -187,11 +262,11 @@ impl ProcessUplink {
 async fn carry(
     switch: Arc<Switch>,
     interface: String,
-    mut hosts: watch::Receiver<Option<HostPort>>,
+    mut hosts: watch::Receiver<Option<Arc<Interface>>>,
 ) {
     let (mut is_told, mut is_again) = (false, false);
     loop {
-        let host = hosts.borrow_and_update().as_ref().map(HostPort::port);
+        let host = hosts.borrow_and_update().clone();
         let Some(host) = host else {
             if hosts.changed().await.is_err() {
                 return;
@@ -199,7 +274,8 @@ async fn carry(
             continue;
         };
         let (of, name) = (switch.clone(), interface.clone());
-        let is_over = match aside(move || carried(&of, &name, host)).await {
+        let carried = aside(move || carried(&of, &name, host.open()?)).await;
+        let is_over = match carried {
             Some(Ok(uplink)) => {
                 is_told = false;
                 if is_again {

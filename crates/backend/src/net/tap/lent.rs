@@ -134,6 +134,55 @@ impl TapPort {
     }
 }
 
+/// The queues of an interface that the owner has joined, until the borrower uses them. Those that
+/// nobody needs any more are closed by `take`, since the close of a queue may block.
+#[derive(Debug)]
+pub(in crate::net) struct Renewed<T> {
+    next: Option<T>,
+    outdated: Vec<T>,
+    /// Counts the interfaces that came and went.
+    number: u64,
+}
+
+impl<T> Default for Renewed<T> {
+    fn default() -> Self {
+        Self { next: None, outdated: Vec::new(), number: 0 }
+    }
+}
+
+impl<T> Renewed<T> {
+    /// The interface of the queues that wait is gone.
+    pub(in crate::net) fn lose(&mut self) {
+        self.outdated.extend(self.next.take());
+        self.number += 1;
+    }
+
+    /// The owner has joined an interface with these queues.
+    pub(in crate::net) fn put(&mut self, queues: T) {
+        self.lose();
+        self.next = Some(queues);
+    }
+
+    /// The queues that wait with the number of their interface, and those that are to be closed.
+    pub(in crate::net) fn take(&mut self) -> (Option<(u64, T)>, Vec<T>) {
+        let next = self.next.take().map(|queues| (self.number, queues));
+        (next, std::mem::take(&mut self.outdated))
+    }
+
+    /// Puts queues back that could not be used now.
+    pub(in crate::net) fn put_back(&mut self, number: u64, queues: T) {
+        match self.is_last(number) {
+            true => self.next = Some(queues),
+            false => self.outdated.push(queues),
+        }
+    }
+
+    /// True if no interface came or went since these queues did.
+    pub(in crate::net) fn is_last(&self, number: u64) -> bool {
+        self.number == number
+    }
+}
+
 #[derive(Debug)]
 struct State {
     attached: Vec<bool>,
@@ -141,7 +190,7 @@ struct State {
     /// The owner has seen that the interface is gone.
     is_gone: bool,
     /// The queues of the interface that the owner has joined since.
-    renewed: Option<Vec<OwnedFd>>,
+    renewed: Renewed<Vec<OwnedFd>>,
 }
 
 /// The port of a process that borrows the queues of an interface.
@@ -168,7 +217,7 @@ impl LentPort {
             return Err(Errno::INVAL);
         }
         let flows = table.map(|LentTable { map, key }| Flows::lent(map, key)).transpose()?;
-        let attached = vec![false; queues.len()];
+        let (attached, renewed) = (vec![false; queues.len()], Renewed::default());
         let host_filter = facts.host_filter;
         Ok(Self {
             mtu: AtomicU16::new(facts.mtu.unwrap_or(0)),
@@ -177,7 +226,7 @@ impl LentPort {
             merges,
             flows: flows.map(Arc::new),
             owner,
-            state: Mutex::new(State { attached, host_filter, is_gone: false, renewed: None }),
+            state: Mutex::new(State { attached, host_filter, is_gone: false, renewed }),
         })
     }
 
@@ -188,7 +237,8 @@ impl LentPort {
     /// Called when the interface is gone. The device must check the port afterwards.
     pub fn lose(&self) {
         let mut state = self.state();
-        (state.is_gone, state.renewed) = (true, None);
+        state.is_gone = true;
+        state.renewed.lose();
     }
 
     /// Called when the owner has joined an interface in the place of the deleted one: `queues` are
@@ -202,7 +252,8 @@ impl LentPort {
             return Err(Errno::INVAL);
         }
         let mut state = self.state();
-        (state.is_gone, state.renewed) = (true, Some(queues));
+        state.is_gone = true;
+        state.renewed.put(queues);
         state.host_filter = host_filter;
         Ok(())
     }
@@ -297,12 +348,18 @@ impl Port for LentPort {
     }
 
     fn join_again(&self) -> Result<(), TapError> {
-        let mut state = self.state();
         let name = &self.facts.interface;
-        let queues = state.renewed.take().ok_or_else(|| TapError::Missing(name.clone()))?;
-        self.queues
-            .replace(&queues)
-            .map_err(|errno| TapError::system(name, "replace its queues", errno))?;
+        let (renewed, _outdated) = self.state().renewed.take();
+        let (number, queues) = renewed.ok_or_else(|| TapError::Missing(name.clone()))?;
+        if let Err(errno) = self.queues.replace(&queues) {
+            // The owner sends them once: they are needed for the next try.
+            self.state().renewed.put_back(number, queues);
+            return Err(TapError::system(name, "replace its queues", errno));
+        }
+        let mut state = self.state();
+        if !state.renewed.is_last(number) {
+            return Err(TapError::Missing(name.clone()));
+        }
         state.is_gone = false;
         state.attached.fill(false);
         self.share_flows(&state);

@@ -26,7 +26,7 @@ use super::pair::{Left, Pair};
 use super::queue::{XdpRx, XdpTx};
 use super::socket::{MEMORY_SIZE, Wanted, XdpSocket, bind_copying, chunk_size, register_lent};
 use crate::net::tap::TapError;
-use crate::net::tap::lent::{Lent, Owner};
+use crate::net::tap::lent::{Facts, Lent, Owner, Renewed};
 use crate::net::{HostFilter, Port, PortRx, PortTx};
 use manyring_memory::{Mapping, in_own_memory};
 use manyring_wire::net::Offloads;
@@ -154,11 +154,10 @@ fn place(index: usize) -> u64 {
 #[derive(Debug)]
 struct State {
     host_filter: HostFilter,
-    /// True if the owner has found that the interface is deleted.
+    /// The owner has seen that the interface is gone, or its sockets are not mapped yet.
     is_gone: bool,
-    /// The sockets on the interface that the owner has opened since, their memory, and the size of
-    /// a chunk in bytes.
-    renewed: Option<(Vec<OwnedFd>, u32)>,
+    /// The sockets on the interface that the owner has joined since.
+    renewed: Renewed<Unmapped>,
     /// The sockets of pairs that were not used yet.
     unused: Vec<Option<XdpSocket>>,
 }
@@ -183,16 +182,41 @@ impl XdpLentPort {
     pub fn new(lent: Lent, owner: Arc<dyn Owner>) -> Result<Self, Errno> {
         let Lent { facts, queues, table: _ } = lent;
         let chunk = facts.chunk.ok_or(Errno::INVAL)?;
-        let unused = mapped(queues, chunk)?;
+        Self::with(facts, mapped(queues, chunk)?, owner)
+    }
+
+    fn with(
+        facts: Facts,
+        unused: Vec<Option<XdpSocket>>,
+        owner: Arc<dyn Owner>,
+    ) -> Result<Self, Errno> {
+        let Facts { interface, mtu, host_filter, .. } = facts;
         let pairs = unused.iter().map(|_| Pair::without_socket().map(Arc::new));
-        let host_filter = facts.host_filter;
-        Ok(Self {
-            interface: facts.interface,
-            pairs: pairs.collect::<Result<_, _>>()?,
-            owner,
-            state: Mutex::new(State { host_filter, is_gone: false, renewed: None, unused }),
-            mtu: AtomicU16::new(facts.mtu.unwrap_or(0)),
-        })
+        let (pairs, renewed) = (pairs.collect::<Result<_, _>>()?, Renewed::default());
+        let state = Mutex::new(State { host_filter, is_gone: false, renewed, unused });
+        Ok(Self { interface, pairs, owner, state, mtu: AtomicU16::new(mtu.unwrap_or(0)) })
+    }
+
+    /// As [`Self::new`], for sockets that cannot be mapped now: the port begins as if its interface
+    /// were gone, and [`Port::join_again`] maps them.
+    ///
+    /// # Errors
+    /// `EINVAL`: as for [`Self::new`]. Any other: the host has no descriptor for the pairs.
+    pub fn waiting(lent: Lent, owner: Arc<dyn Owner>) -> Result<Self, Errno> {
+        let Lent { facts, queues, table: _ } = lent;
+        let chunk = facts.chunk.ok_or(Errno::INVAL)?;
+        let (count, host_filter) = (queues.len().saturating_sub(1), facts.host_filter);
+        if count == 0 {
+            return Err(Errno::INVAL);
+        }
+        let port = Self::with(facts, (0..count).map(|_| None).collect(), owner)?;
+        port.renew(queues, Some(chunk), host_filter)?;
+        Ok(port)
+    }
+
+    /// True if its sockets wait for [`Port::join_again`], or its interface is gone.
+    pub fn waits(&self) -> bool {
+        self.state().is_gone
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -206,7 +230,8 @@ impl XdpLentPort {
     /// Call when the interface was deleted. The device must check the port afterwards.
     pub fn lose(&self) {
         let mut state = self.state();
-        (state.is_gone, state.renewed) = (true, None);
+        state.is_gone = true;
+        state.renewed.lose();
     }
 
     /// Call when the owner has opened an interface in place of the deleted one. `queues` are its
@@ -221,12 +246,17 @@ impl XdpLentPort {
         chunk: Option<u32>,
         host_filter: HostFilter,
     ) -> Result<(), Errno> {
+/// Sockets that are not mapped yet: their descriptors, that of their memory, and the bytes of a
+/// chunk.
+type Unmapped = (Vec<OwnedFd>, u32);
+
         let chunk = chunk.ok_or(Errno::INVAL)?;
         if queues.len() != self.pairs.len() + 1 {
             return Err(Errno::INVAL);
         }
         let mut state = self.state();
-        (state.is_gone, state.renewed) = (true, Some((queues, chunk)));
+        state.is_gone = true;
+        state.renewed.put((queues, chunk));
         state.host_filter = host_filter;
         Ok(())
     }
@@ -326,13 +356,21 @@ impl Port for XdpLentPort {
     }
 
     fn join_again(&self) -> Result<(), TapError> {
-        let mut state = self.state();
+        // The lock is free during the calls of the host: the control thread notes losses.
         let name = &self.interface;
-        let renewed = state.renewed.take();
-        let (queues, chunk) = renewed.ok_or_else(|| TapError::Missing(name.clone()))?;
-        let failed = |errno| TapError::system(name, "take its queues", errno);
-        state.unused = mapped(queues, chunk).map_err(failed)?;
-        // The device has returned all frames of the old interface, since that was deleted.
+        let (renewed, _outdated) = self.state().renewed.take();
+        let (number, (queues, chunk)) = renewed.ok_or_else(|| TapError::Missing(name.clone()))?;
+        let copies = queues.iter().map(|queue| rustix::io::fcntl_dupfd_cloexec(queue, 0));
+        let copies = copies.collect::<Result<Vec<_>, _>>();
+        let unused = match copies.and_then(|copies| mapped(copies, chunk)) {
+            Ok(unused) => unused,
+            Err(errno) => {
+                // The owner sends them once: they are needed for the next try.
+                self.state().renewed.put_back(number, (queues, chunk));
+                return Err(TapError::system(name, "take its queues", errno));
+            }
+        };
+        // The device let go of all frames of the old interface when that was deleted.
         self.pairs.iter().for_each(|pair| pair.let_go(pair.close(), false));
         state.is_gone = false;
         Ok(())
@@ -342,3 +380,10 @@ impl Port for XdpLentPort {
         self.pair(0)?.transmit(frame)
     }
 }
+        let mut state = self.state();
+        if !state.renewed.is_last(number) {
+            return Err(TapError::Missing(name.clone()));
+        }
+        let former = std::mem::replace(&mut state.unused, unused);
+        drop(state);
+        drop(former);
