@@ -142,8 +142,8 @@ impl<D: Decorator> Port for Decorated<D> {
         self.inner.join_again()
     }
 
-    fn lend(&self) -> Option<Result<Lent, Errno>> {
-        self.inner.lend()
+    fn lend(&self, is_wanted: &dyn Fn() -> bool) -> Option<Result<Lent, Errno>> {
+        self.inner.lend(is_wanted)
     }
 
     fn is_let_go(&self) -> Result<bool, Errno> {

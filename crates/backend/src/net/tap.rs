@@ -458,7 +458,7 @@ impl Port for TapPort {
         transmit(&self.queues, frame)
     }
 
-    fn lend(&self) -> Option<Result<Lent, Errno>> {
+    fn lend(&self, _is_wanted: &dyn Fn() -> bool) -> Option<Result<Lent, Errno>> {
         Some(self.lent())
     }
 

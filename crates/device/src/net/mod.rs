@@ -17,6 +17,7 @@ mod effect;
 mod fuzzing;
 mod handler;
 mod kept;
+mod lending;
 mod owned;
 mod pace;
 mod pairs;

@@ -6,12 +6,14 @@
 //! process has a [`NetDevice`] with the guest's session, on a port that sends requests to this
 //! process.
 
+use super::lending::in_turn;
 use super::pace::ChangePace;
 use super::port::{HasPort, HostPort, PortState};
 use super::presence::Presence;
 use super::{NetDevice, NetOptions, NetSide};
 use crate::PendingResult;
 use manyring_backend::net::Port;
+use manyring_backend::net::tap::lent::Lent;
 use manyring_wire::net::rss::{Rss, RssConfig};
 use manyring_wire::net::{MacAddress, Offloads};
 use rustix::io::Errno;
@@ -181,14 +183,41 @@ impl OwnedPort {
         Err(Errno::IO)
     }
 
-    /// Detaches all pairs from the host, and resets hash and offloads, because the process that
-    /// served the queues is gone.
+    /// Detaches all pairs from the host, because the process that served the queues is gone. No
+    /// call that nobody waits for has the interface open when this returns.
     pub async fn take_back(&self) {
+        self.lends_nothing().await;
         let _ = self.lend_rss(None).await;
         self.state().pairs.fill(false);
         self.show_guest(Guest::default());
         self.apply_pairs().await;
         let _ = self.lend_offloads(Offloads::default()).await;
+    }
+
+    /// The queues of the interface, for the process that serves them, and how often the port had
+    /// joined its interface when they were lent. `None` in place of queues: the port has no
+    /// interface.
+    ///
+    /// # Errors
+    /// Those of [`Port::lend`]. `EIO`: the call panicked.
+    pub async fn lend(&self) -> (u64, Result<Option<Lent>, Errno>) {
+        let lend = |port: &dyn Port, is_wanted: &dyn Fn() -> bool| port.lend(is_wanted).transpose();
+        let lent = in_turn(&self.host, lend, |lent| (self.outside().joins, lent)).await;
+        lent.unwrap_or_else(|| (self.outside().joins, Err(Errno::IO)))
+    }
+
+    /// True if every other process has closed the queues that were lent to it.
+    ///
+    /// # Errors
+    /// Those of [`Port::is_let_go`]. `EIO`: the call panicked.
+    pub async fn is_let_go(&self) -> Result<bool, Errno> {
+        let is_let_go = |port: &dyn Port, _: &dyn Fn() -> bool| port.is_let_go();
+        in_turn(&self.host, is_let_go, |is_let_go| is_let_go).await.unwrap_or(Err(Errno::IO))
+    }
+
+    /// Returns when no call is under way that nobody waits for: such a call has the interface open.
+    pub async fn lends_nothing(&self) {
+        drop(self.host.lending.lock().await);
     }
 
     async fn calls(&self) -> CallsGuard<'_, ChangePace> {
@@ -308,3 +337,6 @@ impl NetDevice {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -135,6 +135,9 @@ pub(super) trait HasPort {
     /// the host refused a change. `pace` is the content of the locked `calls`.
     async fn attach(&self, pace: &mut ChangePace) -> bool {
         let mut is_refused = vec![false; self.with(|state| state.attached.len())];
+    /// Held by each call that lends the port's queues, takes them back, or joins another interface
+    /// (`lending.rs`).
+    pub(super) lending: Arc<tokio::sync::Mutex<()>>,
         while self.next_pair(&is_refused).is_some() {
             sleep_until(pace.next()).await;
             // Ask again: the wanted pairs may have changed during the sleep.
@@ -145,6 +148,7 @@ pub(super) trait HasPort {
             match done.unwrap_or(Err(Errno::INTR)) {
                 Ok(()) => self.with(|state| state.attached[pair] = wanted),
                 Err(errno) => {
+            lending: Arc::default(),
                     is_refused[pair] = true;
                     let device = self.name();
                     if self.host().port.is_own() {

@@ -13,8 +13,9 @@
 //!    interface in another network namespace causes no hints: it is checked every five seconds.
 
 use super::State;
+use super::lending::in_turn;
 use super::port::HasPort;
-use manyring_backend::net::RoomSource;
+use manyring_backend::net::{Port, RoomSource};
 use manyring_backend::net::tap::TapError;
 use manyring_engine::{Rate, aside};
 use manyring_wire::net::VIRTIO_NET_F_GUEST_ANNOUNCE;
@@ -113,6 +114,10 @@ pub(super) trait Presence: HasPort {
             if self.is_gone().await {
                 self.lose_port(&mut told).await;
                 self.wait_for_port(&mut told).await;
+            } else if self.with(|state| state.is_gone) {
+                // The port joined an interface, and the task that waited for that had ended.
+                self.with(|state| state.joins += 1);
+                self.regain_port().await;
             }
         }
     }
@@ -146,8 +151,12 @@ pub(super) trait Presence: HasPort {
         let device = self.name();
         told.why = None;
         loop {
-            let port = self.host().port.clone();
-            match aside(move || port.join_again()).await {
+            let join = |port: &dyn Port, _: &dyn Fn() -> bool| port.join_again();
+            let note = |joined: Result<(), TapError>| {
+                self.with(|state| state.joins += u64::from(joined.is_ok()));
+                joined
+            };
+            match in_turn(self.host(), join, note).await {
                 Some(Ok(())) => return self.regain_port().await,
                 Some(Err(error @ TapError::HandedIn(_))) => {
                     tracing::warn!(
@@ -183,10 +192,7 @@ pub(super) trait Presence: HasPort {
             })
         };
         self.apply_offloads().await;
-        self.with(|state| {
-            state.joins += 1;
-            state.is_gone = false;
-        });
+        self.with(|state| state.is_gone = false);
         let port = self.host().port.clone();
         let _ = aside(move || port.set_link(is_up)).await;
         self.push_rules().await;

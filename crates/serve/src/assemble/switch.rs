@@ -12,13 +12,13 @@ use manyring_backend::net::xdp::{XdpOptions, XdpPort};
 use manyring_config::plan::{
     Domains, NetPlan, SwitchPlan, SwitchPortPlan, UplinkKind, domain_of_switch,
 };
-use manyring_device::net::MacAddress;
+use manyring_device::net::{MacAddress, NetSide};
 use manyring_protocol::switch::{SwitchPortSpec, SwitchSpec, VlansSpec};
 use rustix::fd::OwnedFd;
 use rustix::io::Errno;
 use std::collections::{BTreeMap, HashMap};
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 /// Most MAC addresses that a switch learns behind an uplink: enough for the hosts of a network.
 const UPLINK_MACS_MAX: u32 = 1024;
@@ -137,22 +137,26 @@ impl Switches {
         Ok(move || host.change(&plan, uplink))
     }
 
-    /// Ends a change of a switch. If it succeeded (`is_done`), drops the former settings, else
-    /// restores them. May block.
-    pub fn settle(&self, name: &str, is_done: bool) {
-        if let Some(host) = self.apart(name) {
-            host.settle(is_done);
-        }
+    /// Drops the former settings of a changed switch, or restores them if the change has failed.
+    /// Returns the interface that the switch does not use any more: it is closed when nobody has
+    /// that. May block.
+    pub fn settle(&self, name: &str, is_done: bool) -> Option<Weak<dyn Port>> {
+        self.apart(name)?.settle(is_done)
     }
 
-    /// Removes these switches, whose devices were removed before. Closes their uplinks, so it may
+    /// Removes these switches, whose devices have gone. Returns the interfaces of uplinks that a
+    /// device process had: each is closed when nobody has it. Waits for other uplinks, so it may
     /// block.
-    pub fn remove(&self, names: &[String]) {
+    pub fn remove(&self, names: &[String]) -> Vec<Weak<dyn Port>> {
         let gone: Vec<_> = {
             let mut all = self.all();
             names.iter().filter_map(|name| all.remove(name)).collect()
         };
-        drop(gone);
+        let uplink = |running: &Running| match running {
+            Running::Apart(host) => Some(Arc::downgrade(host.uplink()?.port())),
+            Running::Here { .. } => None,
+        };
+        gone.iter().filter_map(uplink).collect()
     }
 
     /// Returns the switch of this name, if a device process serves it.

@@ -8,7 +8,7 @@ use manyring_device::net::{NetOptions, NetSide, Offloads, OwnedPort};
 use manyring_protocol::switch::{SwitchPortSpec, SwitchSpec};
 use rustix::io::Errno;
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use tokio::sync::{OwnedMutexGuard, watch};
 use tokio::task::JoinSet;
 
@@ -113,13 +113,13 @@ impl SwitchHost {
         former.get_or_insert(now);
     }
 
-    /// Ends a change: drops the former settings if it succeeded (`is_done`), else restores them.
-    /// May block.
-    pub(super) fn settle(&self, is_done: bool) {
-        let former = self.former.lock().unwrap_or_else(PoisonError::into_inner).take();
-        if let (Some(former), false) = (former, is_done) {
-            drop(self.replace(former));
-        }
+    /// Drops the settings from before the last change, or restores them. Returns the interface that
+    /// the switch does not use any more. May block.
+    pub(super) fn settle(&self, is_done: bool) -> Option<Weak<dyn Port>> {
+        let former = self.former.lock().unwrap_or_else(PoisonError::into_inner).take()?;
+        let left = if is_done { former } else { self.replace(former) }.uplink?;
+        let is_used = self.uplink().is_some_and(|now| Arc::ptr_eq(&now, &left));
+        (!is_used).then(|| Arc::downgrade(left.port()))
     }
 
     fn replace(&self, settings: Settings) -> Settings {

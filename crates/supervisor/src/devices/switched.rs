@@ -3,13 +3,15 @@
 use super::DeviceManager;
 use super::prepare::refused;
 use crate::model::Refused;
+use manyring_backend::net::Port;
 use manyring_config::diff::{Step, What};
 use manyring_config::plan::SwitchPlan;
 use manyring_engine::aside;
 use manyring_serve::assemble::AssembleError;
-use manyring_serve::times::DEVICE_CLOSE;
+use manyring_serve::times::{DEVICE_CLOSE, DEVICE_CLOSE_LOOK};
+use std::sync::Weak;
 use std::time::Duration;
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
 
 impl DeviceManager {
     /// Creates the switches that the change adds, and gives changed switches their new settings.
@@ -53,15 +55,17 @@ impl DeviceManager {
                 let _ = timeout(DEVICE_CLOSE, self.shared.processes.end_switch(name)).await;
             }
             let switches = self.shared.host.switches.clone();
-            aside(move || switches.remove(&gone)).await;
+            let left = aside(move || switches.remove(&gone)).await;
+            closed(left.into_iter().flatten()).await;
         }
         let changes = |step: &&Step| matches!(step.what, What::ChangeSwitch(..));
         for step in steps.iter().filter(changes) {
             let (switches, name) = (self.shared.host.switches.clone(), step.name.clone());
-            aside(move || switches.settle(&name, is_done)).await;
+            let left = aside(move || switches.settle(&name, is_done)).await;
             if !is_done {
                 self.shared.processes.restart_switch(&step.name);
             }
+            closed(left.flatten()).await;
         }
     }
 
@@ -75,9 +79,22 @@ impl DeviceManager {
     }
 }
 
-/// Runs a call that opens resources of the host, and waits for `max` at most. A call that takes
-/// longer continues, and its result is dropped: so the call must have no other effect than its
-/// result.
+/// Returns when the interfaces are closed: whoever uses one of them next must not find it in use.
+/// Bounded, as the end of a device process is.
+async fn closed(interfaces: impl IntoIterator<Item = Weak<dyn Port>>) {
+    let all: Vec<_> = interfaces.into_iter().collect();
+    let are_closed = async {
+        while all.iter().any(|interface| interface.strong_count() > 0) {
+            sleep(DEVICE_CLOSE_LOOK).await;
+        }
+    };
+    if timeout(DEVICE_CLOSE, are_closed).await.is_err() {
+        tracing::warn!("the interface of a former uplink is still in use by a device process");
+    }
+}
+
+/// Runs a call that opens resources of the host, for `max` at most. A call that takes longer goes
+/// on, and its result is dropped: so the call itself must change nothing.
 async fn opened<T: Send + 'static>(
     max: Duration,
     opens: impl FnOnce() -> Result<T, AssembleError> + Send + 'static,
@@ -90,10 +107,12 @@ async fn opened<T: Send + 'static>(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use manyring_backend::net::null::NullPort;
     use manyring_config::parse;
     use manyring_config::plan::Domains;
     use manyring_serve::assemble::AdoptedFds;
     use manyring_serve::assemble::Switches;
+    use std::sync::Arc;
     use std::sync::mpsc::channel;
 
     const NET: &str = "[[net]]\nsocket_path = '/s'\nnull = true\n";
@@ -120,6 +139,19 @@ mod tests {
         assert!(matches!(answer, Err(Refused::Host(_))), "it waits for the host");
         drop(lets_go);
         assert!(has_ended.recv().unwrap(), "the host has opened it");
+    }
+
+    #[test]
+    fn a_switch_has_gone_when_nobody_has_its_uplink_open() {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+        runtime.block_on(async {
+            let port: Arc<dyn Port> = Arc::new(NullPort::new(1, 0));
+            let mut waits = Box::pin(closed([Arc::downgrade(&port)]));
+            let look = Duration::from_millis(20);
+            assert!(timeout(look, waits.as_mut()).await.is_err(), "a call has it open");
+            drop(port);
+            waits.await;
+        });
     }
 
     #[test]

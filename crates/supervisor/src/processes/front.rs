@@ -220,6 +220,7 @@ enum Next {
 struct DeviceGrant {
     spec: DeviceSpec,
     port: Option<PortFacts>,
+    joins: Option<u64>,
     fds: Vec<OwnedFd>,
     marks: Option<Marks>,
 }
@@ -427,14 +428,12 @@ impl Front<'_> {
         }
         self.processes.unless_paused(self.journals.closes()).await;
         processes.unless_paused(process.knows_ports()).await;
-        let joins = self.net().map(|net| net.outside().joins);
-        // Opening an image may take the host long.
         let mut grant = tokio::select! {
             grant = self.grant() => grant?,
             () = processes.paused() => return Err(TAKEN_OVER.to_owned()),
         };
         grant.fds.insert(0, self.counts.begin().map_err(|errno| errno.to_string())?);
-        let DeviceGrant { spec, port, fds, marks } = grant;
+        let DeviceGrant { spec, port, joins, fds, marks } = grant;
         let fds = fds.into_iter().map(Into::into).collect();
         let device = self.wanted.plan().name.clone();
         let command = Command::Device { device, spec, port };
@@ -480,16 +479,16 @@ impl Front<'_> {
                 let fds = aside(move || handed(&*disk, queues)).await;
                 let fds = fds.ok_or("internal error")?;
                 let (fds, marks) = fds?;
-                Ok(DeviceGrant { spec, port: None, fds, marks })
+                Ok(DeviceGrant { spec, port: None, joins: None, fds, marks })
             }
             (Wanted::Net(net), Owned::Port(shown)) => {
-                let (port, mut fds) = request_server::lent(shown).await?;
+                let (joins, (port, mut fds)) = request_server::lent(shown).await?;
                 if let Some(capture) = self.part.capture.clone() {
                     let stream = aside(move || capture.lend()).await.ok_or("internal error")?;
                     fds.push(stream.map_err(|error| error.to_string())?);
                 }
                 let spec = net.spec(shown.mac(), shown.mtu()).ok_or(UNSERVED)?;
-                Ok(DeviceGrant { spec, port, fds, marks: None })
+                Ok(DeviceGrant { spec, port, joins: Some(joins), fds, marks: None })
             }
             _ => Err("internal error".to_owned()),
         }

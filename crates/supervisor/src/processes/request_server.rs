@@ -84,7 +84,8 @@ pub(super) fn left_of(owned: &Owned) -> Result<Vec<Vec<OwnedFd>>, Errno> {
         // A macvtap is not handed over: every process can open queues of it.
         Owned::Port(net) if net.port().kind() != "tap" || net.port().is_gone() => Ok(Vec::new()),
         Owned::Port(net) => {
-            let mut queues = net.port().lend().transpose()?.map_or(Vec::new(), |lent| lent.queues);
+            let lent = net.port().lend(&|| true).transpose()?;
+            let mut queues = lent.map_or(Vec::new(), |lent| lent.queues);
             let mut left = Vec::new();
             while !queues.is_empty() {
                 let rest = queues.split_off(queues.len().min(QUEUES_MAX));
@@ -95,13 +96,12 @@ pub(super) fn left_of(owned: &Owned) -> Result<Vec<Vec<OwnedFd>>, Errno> {
     }
 }
 
-/// Opens the queues of the device's interface for a command; returns neither facts nor descriptors
-/// if the port has no interface.
-pub(super) async fn lent(net: &OwnedPort) -> Result<Lending, String> {
-    let port = net.port().clone();
-    let lent = aside(move || port.lend().transpose()).await.ok_or("internal error")?;
+/// The device's interface and the descriptors of its queues, for a command; nothing if the port
+/// has no interface. The number says how often the port had joined its interface by then.
+pub(super) async fn lent(net: &OwnedPort) -> Result<(u64, Lending), String> {
+    let (joins, lent) = net.lend().await;
     let Some(lent) = lent.map_err(|errno| errno.to_string())? else {
-        return Ok((None, Vec::new()));
+        return Ok((joins, (None, Vec::new())));
     };
     let Lent { facts, mut queues, table } = lent;
     let table_key = table.as_ref().map(|table| table.key);
@@ -116,7 +116,7 @@ pub(super) async fn lent(net: &OwnedPort) -> Result<Lending, String> {
         filter: said(facts.host_filter),
         chunk: facts.chunk,
     };
-    Ok((Some(facts), queues))
+    Ok((joins, (Some(facts), queues)))
 }
 
 /// Describes the interface of an AF_XDP port for a command; its sockets are sent later.
@@ -140,9 +140,7 @@ pub(super) async fn let_go(net: &OwnedPort, former: Option<&str>) -> Result<(), 
     let began = Instant::now();
     let mut is_told = false;
     loop {
-        let port = net.port().clone();
-        let is_let_go = aside(move || port.is_let_go()).await.ok_or("internal error")?;
-        if is_let_go.map_err(|errno| errno.to_string())? {
+        if net.is_let_go().await.map_err(|errno| errno.to_string())? {
             return Ok(());
         }
         if began.elapsed() > RECLAIM && !std::mem::replace(&mut is_told, true) {
@@ -250,7 +248,7 @@ impl RequestServer {
                 }
             }
         }
-        drop((connecting, renewing, group));
+        aside(move || drop((connecting, renewing, group))).await;
         if let Some((_, connections)) = server {
             self.shut(connections).await;
         }
@@ -306,7 +304,8 @@ impl RequestServer {
         };
         let outside = net.outside();
         if outside.is_gone {
-            *renewing = None;
+            let former = renewing.take();
+            aside(move || drop(former)).await;
         } else if self.joins != Some(outside.joins) && renewing.is_none() {
             *renewing = Some(Box::pin(renewal(net.clone(), self.process.name().to_owned())));
         }
@@ -319,6 +318,8 @@ impl RequestServer {
         let net = self.owned.as_port().cloned()?;
         let outside = net.outside();
         if outside.is_gone || outside.joins != joins {
+            // The close of the last copy of a socket may block.
+            aside(move || drop(lent)).await;
             let again = renewal(net, self.process.name().to_owned());
             // When a deleted interface is back, `changes` reports it, and `tell_changes` begins the
             // next attempt.
@@ -403,13 +404,12 @@ async fn connect(
 async fn renewal(net: Arc<OwnedPort>, process: String) -> (u64, Lending) {
     let mut is_told = false;
     loop {
-        let joins = net.outside().joins;
         let lending = match let_go(&net, Some(&process)).await {
             Ok(()) => lent(&net).await,
             Err(error) => Err(error),
         };
         match lending {
-            Ok(lending) => return (joins, lending),
+            Ok(lending) => return lending,
             Err(error) if !std::mem::replace(&mut is_told, true) => {
                 let problem = "sending its queues to the device process failed; retrying";
                 tracing::error!(device = net.name(), error, "{problem}");

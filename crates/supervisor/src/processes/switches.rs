@@ -32,15 +32,11 @@ pub(super) async fn keep_switch(process: Arc<DeviceProcess>) {
     let Some(asked) = lock(asked).take() else { return };
     let _lent = host.unlent().await;
     let (spec, owned) = host.given();
-    let mut joins = owned.as_ref().map(|uplink| uplink.outside().joins);
-    let (uplink, fds) = match &owned {
-        None => (None, Vec::new()),
-        Some(uplink) if is_xdp(uplink) => {
-            joins = None;
-            (Some(not_lent(uplink)), Vec::new())
-        }
+    let (joins, (uplink, fds)) = match &owned {
+        None => (None, (None, Vec::new())),
+        Some(uplink) if is_xdp(uplink) => (None, (Some(not_lent(uplink)), Vec::new())),
         Some(uplink) => match lent(uplink).await {
-            Ok(lent) => lent,
+            Ok((joins, lent)) => (Some(joins), lent),
             Err(error) => return has_no_uplink(&process, host, &error),
         },
     };

@@ -5,8 +5,8 @@
 //! only one socket to a queue. So the next process gets its sockets only when the last copy of the
 //! former ones is closed.
 
+use super::XdpPort;
 use super::socket::{Wanted, bind_probe};
-use super::{Shared, State, XdpPort};
 use manyring_memory::in_own_memory;
 use rustix::fd::OwnedFd;
 use rustix::io::Errno;
@@ -28,21 +28,26 @@ impl Former {
         Self { are_closed: true, probes: Vec::new() }
     }
 
-    /// Records that new sockets are lent: when sockets are lent next, these must be closed first.
+    /// Frees the queues for the sockets that are lent next.
+    pub(super) fn free(&mut self) {
+        self.probes.clear();
+    }
+
+    /// New sockets are lent: they are the former ones next time.
     pub(super) fn lend(&mut self) {
         *self = Self { are_closed: false, probes: Vec::new() };
     }
 }
 
 impl XdpPort {
-    /// Closes this process's copies of the lent sockets. Returns true if no other process has one,
-    /// or if the interface to which they were bound is deleted.
+    /// Closes this process's copies of the sockets that were lent. True if nobody else has one, or
+    /// the interface that they were bound to is gone. The caller holds the lock of lendings.
     ///
     /// # Errors
     /// The interface's queues cannot be probed.
     pub(super) fn are_former_closed(&self) -> Result<bool, Errno> {
-        let Shared { index, state, .. } = &*self.shared;
-        let mut state = state.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let index = &self.shared.index;
+        let mut state = self.shared.state();
         if state.former.are_closed {
             return Ok(true);
         }
@@ -50,10 +55,17 @@ impl XdpPort {
             self.detach(&mut state, queue)?;
         }
         let interface = index.load(Ordering::Relaxed);
-        let State { lent, former, .. } = &mut *state;
-        if let Some(lent) = lent.take() {
+        if let Some(lent) = state.lent.take() {
+            drop(state);
+            // Others wait for the lock of the state, and a process that has the memory can make its
+            // pages slow to free.
             lent.close(interface);
+            state = self.shared.state();
+            if index.load(Ordering::Relaxed) != interface {
+                return Ok(state.former.are_closed);
+            }
         }
+        let former = &mut state.former;
         if interface == 0 {
             // While the interface is deleted, its queues cannot be probed. No sockets are lent
             // before it is back.

@@ -25,6 +25,7 @@ use super::chunks::Chunks;
 use super::pair::{Left, Pair};
 use super::queue::{XdpRx, XdpTx};
 use super::socket::{MEMORY_SIZE, Wanted, XdpSocket, bind_copying, chunk_size, register_lent};
+use super::{AROUND, XdpPort};
 use crate::net::tap::TapError;
 use crate::net::tap::lent::{Facts, Lent, Owner, Renewed};
 use crate::net::{HostFilter, Port, PortRx, PortTx};
@@ -86,13 +87,22 @@ impl LentSockets {
     /// if a queue is busy: the kernel may still be closing the sockets of a dead process.
     ///
     /// # Errors
-    /// `EBUSY`: another socket is bound to a queue.
-    pub(super) fn bind_early(&mut self, interface: u32) -> Result<(), Errno> {
+    /// `EBUSY`: somebody else has a queue. `ECANCELED`: the sockets are not wanted any more.
+    pub(super) fn bind_early(
+        &mut self,
+        interface: u32,
+        is_wanted: &dyn Fn() -> bool,
+    ) -> Result<(), Errno> {
         if interface == 0 || release() < MAPS_BOUND {
             return Ok(());
         }
         let count = self.sockets.len();
-        let bind = |index| while_long_busy(|| self.bound(index, interface).map(drop));
+        let bind = |index| {
+            while_long_busy(|| match is_wanted() {
+                true => self.bound(index, interface).map(drop),
+                false => Err(Errno::CANCELED),
+            })
+        };
         (0..count).try_for_each(bind)
     }
 
@@ -128,7 +138,55 @@ impl LentSockets {
     }
 }
 
-/// Returns the major and minor version of the kernel.
+impl XdpPort {
+    /// Held while sockets are lent, or those of the last process are closed.
+    pub(super) fn lending(&self) -> MutexGuard<'_, ()> {
+        self.lending.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// New sockets for another process, once nobody has those that were lent before. May block, for
+    /// five seconds if a queue is busy.
+    pub(super) fn lent(&self, is_wanted: &dyn Fn() -> bool) -> Result<Lent, Errno> {
+        let _turn = self.lending();
+        if !is_wanted() {
+            return Err(Errno::CANCELED);
+        }
+        if !self.are_former_closed()? {
+            return Err(Errno::BUSY);
+        }
+        let interface = self.shared.index.load(Ordering::Relaxed);
+        self.shared.state().former.free();
+        let mtu = self.shared.mtu.load(Ordering::Relaxed);
+        let made = LentSockets::make(self.options.queue_pairs, u32::from(mtu) + AROUND);
+        let (mut sockets, memory) = made?;
+        sockets.bind_early(interface, is_wanted)?;
+        let facts = Facts {
+            interface: self.options.name.clone(),
+            is_macvtap: false,
+            offloads: Offloads::default(),
+            mtu: Some(mtu),
+            can_hash: false,
+            host_filter: self.host_filter(),
+            chunk: Some(sockets.chunk),
+        };
+        let queues = sockets.copies()?.into_iter().chain([memory]).collect();
+        if !is_wanted() {
+            return Err(Errno::CANCELED);
+        }
+        let mut state = self.shared.state();
+        // Without this check the sockets of an interface that was deleted, or joined, meanwhile
+        // would take the place of those for the present one.
+        if self.shared.index.load(Ordering::Relaxed) != interface {
+            return Err(Errno::NODEV);
+        }
+        state.former.lend();
+        state.lent = Some(sockets);
+        drop(state);
+        Ok(Lent { facts, queues, table: None })
+    }
+}
+
+/// Major and minor number of the kernel.
 fn release() -> (u32, u32) {
     let name = rustix::system::uname();
     let text = name.release().to_string_lossy();
@@ -162,7 +220,11 @@ struct State {
     unused: Vec<Option<XdpSocket>>,
 }
 
-/// The port of a process that uses the lent sockets of an interface.
+/// Sockets that are not mapped yet: their descriptors, that of their memory, and the bytes of a
+/// chunk.
+type Unmapped = (Vec<OwnedFd>, u32);
+
+/// The port of a process that borrows the sockets of an interface.
 #[derive(Debug)]
 pub struct XdpLentPort {
     interface: String,
@@ -246,10 +308,6 @@ impl XdpLentPort {
         chunk: Option<u32>,
         host_filter: HostFilter,
     ) -> Result<(), Errno> {
-/// Sockets that are not mapped yet: their descriptors, that of their memory, and the bytes of a
-/// chunk.
-type Unmapped = (Vec<OwnedFd>, u32);
-
         let chunk = chunk.ok_or(Errno::INVAL)?;
         if queues.len() != self.pairs.len() + 1 {
             return Err(Errno::INVAL);
@@ -372,7 +430,14 @@ impl Port for XdpLentPort {
         };
         // The device let go of all frames of the old interface when that was deleted.
         self.pairs.iter().for_each(|pair| pair.let_go(pair.close(), false));
+        let mut state = self.state();
+        if !state.renewed.is_last(number) {
+            return Err(TapError::Missing(name.clone()));
+        }
+        let former = std::mem::replace(&mut state.unused, unused);
         state.is_gone = false;
+        drop(state);
+        drop(former);
         Ok(())
     }
 
@@ -380,10 +445,3 @@ impl Port for XdpLentPort {
         self.pair(0)?.transmit(frame)
     }
 }
-        let mut state = self.state();
-        if !state.renewed.is_last(number) {
-            return Err(TapError::Missing(name.clone()));
-        }
-        let former = std::mem::replace(&mut state.unused, unused);
-        drop(state);
-        drop(former);

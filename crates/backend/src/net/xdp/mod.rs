@@ -34,7 +34,7 @@ mod ring;
 mod socket;
 
 use super::reception::Reception;
-use super::tap::lent::{Facts, Lent};
+use super::tap::lent::Lent;
 use super::tap::{TapError, check_mtu, check_name, check_queue_pairs, find, open_links};
 use super::{HostFilter, Port, PortRx, PortTx};
 use crate::sys::link::{Change, InterfaceInfo, LinkEvent, Links};
@@ -202,35 +202,7 @@ impl XdpPort {
         self.shared.pairs.get(index).ok_or(Errno::INVAL)
     }
 
-    /// Makes new sockets for another process, once no other process has copies of those that were
-    /// lent before. May block, for five seconds if a queue is busy.
-    fn lent(&self) -> Result<Lent, Errno> {
-        // Make sockets for one request at a time: a request whose sender no longer waits must not
-        // replace the sockets of a later one.
-        let _turn = self.lending.lock().unwrap_or_else(PoisonError::into_inner);
-        if !self.are_former_closed()? {
-            return Err(Errno::BUSY);
-        }
-        self.shared.state().former.lend();
-        let mtu = self.shared.mtu.load(Ordering::Relaxed);
-        let made = LentSockets::make(self.options.queue_pairs, u32::from(mtu) + AROUND);
-        let (mut sockets, memory) = made?;
-        sockets.bind_early(self.shared.index.load(Ordering::Relaxed))?;
-        let facts = Facts {
-            interface: self.options.name.clone(),
-            is_macvtap: false,
-            offloads: Offloads::default(),
-            mtu: Some(mtu),
-            can_hash: false,
-            host_filter: self.host_filter(),
-            chunk: Some(sockets.chunk),
-        };
-        let queues = sockets.copies()?.into_iter().chain([memory]).collect();
-        self.shared.state().lent = Some(sockets);
-        Ok(Lent { facts, queues, table: None })
-    }
-
-    /// Has the program pass the frames of a queue to the host's network stack.
+    /// Has the frames of a queue go to the host.
     fn detach(&self, state: &mut State, index: usize) -> Result<(), Errno> {
         let number = u32::try_from(index).map_err(|_| Errno::INVAL)?;
         if let Some(program) = state.program.as_ref().filter(|_| state.attached[index]) {
@@ -444,12 +416,16 @@ impl Port for XdpPort {
 
     fn set_link(&self, _up: bool) {}
 
-    fn lend(&self) -> Option<Result<Lent, Errno>> {
-        self.options.lends.then(|| self.lent())
+    fn lend(&self, is_wanted: &dyn Fn() -> bool) -> Option<Result<Lent, Errno>> {
+        self.options.lends.then(|| self.lent(is_wanted))
     }
 
     fn is_let_go(&self) -> Result<bool, Errno> {
-        if self.options.lends { self.are_former_closed() } else { Ok(true) }
+        if !self.options.lends {
+            return Ok(true);
+        }
+        let _turn = self.lending();
+        self.are_former_closed()
     }
 
     fn heeds(&self, event: &LinkEvent) -> bool {

@@ -4,6 +4,7 @@
 use super::*;
 use manyring_backend::net::xdp::lent::XdpLentPort;
 use rustix::net::xdp::{SocketAddrXdp, SocketAddrXdpFlags};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 fn lending(name: &str, queue_pairs: usize) -> Arc<XdpPort> {
     Arc::new(XdpPort::open(&XdpOptions { lends: true, ..options(name, queue_pairs) }).unwrap())
@@ -11,7 +12,7 @@ fn lending(name: &str, queue_pairs: usize) -> Arc<XdpPort> {
 
 fn borrowed(owner: &Arc<XdpPort>) -> XdpLentPort {
     wait_for("nobody has former sockets", || owner.is_let_go() == Ok(true));
-    let lent = owner.lend().unwrap().unwrap();
+    let lent = owner.lend(&|| true).unwrap().unwrap();
     XdpLentPort::new(lent, Arc::new(Local(owner.clone()))).unwrap()
 }
 
@@ -48,7 +49,7 @@ fn lent_sockets_carry_frames_and_the_next_borrower_has_others() {
         kept.set_attached(0, true).unwrap();
         for _ in 0..3 {
             assert_eq!(owner.is_let_go(), Ok(false));
-            assert_eq!(owner.lend().unwrap().err(), Some(Errno::BUSY));
+            assert_eq!(owner.lend(&|| true).unwrap().err(), Some(Errno::BUSY));
         }
         // Nobody can keep it from sending: that is why nobody else gets the queue.
         let before = arrived();
@@ -72,7 +73,7 @@ fn lent_sockets_carry_frames_and_the_next_borrower_has_others() {
         assert_eq!(owner.is_let_go(), Ok(false));
         drop(unused);
         wait_for("the port has all queues", || owner.is_let_go() == Ok(true));
-        let Lent { queues, .. } = owner.lend().unwrap().unwrap();
+        let Lent { queues, .. } = owner.lend(&|| true).unwrap().unwrap();
         let elsewhere =
             SocketAddrXdp::new(SocketAddrXdpFlags::XDP_COPY, link("v1").unwrap().index, 0);
         assert_eq!(rustix::net::bind(&queues[0], &elsewhere), Err(Errno::BUSY));
@@ -98,7 +99,7 @@ fn a_borrower_goes_on_with_the_sockets_of_the_interface_that_was_joined() {
             assert!(matches!(port.join_again(), Err(TapError::Missing(_))));
             make_veth("");
             owner.join_again().unwrap();
-            let Lent { facts, queues, .. } = owner.lend().unwrap().unwrap();
+            let Lent { facts, queues, .. } = owner.lend(&|| true).unwrap().unwrap();
             let (chunk, filter) = (facts.chunk, facts.host_filter);
             assert_eq!(port.renew(Vec::new(), chunk, filter), Err(Errno::INVAL));
             port.renew(queues, chunk, filter).unwrap();
@@ -129,7 +130,7 @@ fn a_borrower_whose_next_interface_has_longer_frames_uses_the_chunks_of_that_int
         run("ip link set v0 mtu 3000");
         run("ip link set v1 mtu 3000");
         owner.join_again().unwrap();
-        let Lent { facts, queues, .. } = owner.lend().unwrap().unwrap();
+        let Lent { facts, queues, .. } = owner.lend(&|| true).unwrap().unwrap();
         assert_eq!(port.renew(queues, facts.chunk, facts.host_filter), Ok(()));
         port.join_again().unwrap();
         port.set_attached(0, true).unwrap();
@@ -151,7 +152,7 @@ fn while_an_interface_is_gone_sockets_are_lent_once() {
         let second = borrowed(&owner);
         for _ in 0..3 {
             assert!(owner.is_gone());
-            assert_eq!(owner.lend().unwrap().err(), Some(Errno::BUSY));
+            assert_eq!(owner.lend(&|| true).unwrap().err(), Some(Errno::BUSY));
         }
         make_veth("");
         owner.join_again().unwrap();
@@ -159,5 +160,85 @@ fn while_an_interface_is_gone_sockets_are_lent_once() {
         port.set_attached(0, true).unwrap();
         echoes(&port, 0, 100);
         drop((first, second));
+    });
+}
+
+#[test]
+fn a_lending_that_nobody_waits_for_takes_nothing_from_the_process_that_has_sockets() {
+    in_own_space(|| {
+        make_veth("");
+        let owner = lending("v0", 1);
+        let port = borrowed(&owner);
+        port.set_attached(0, true).unwrap();
+        assert_eq!(owner.lend(&|| false).unwrap().err(), Some(Errno::CANCELED));
+        echoes(&port, 0, 100);
+        // Nobody waits any more when the sockets are bound: the next process gets others at once.
+        drop(port);
+        wait_for("nobody has former sockets", || owner.is_let_go() == Ok(true));
+        let looks = AtomicUsize::new(0);
+        let is_wanted = || looks.fetch_add(1, Ordering::Relaxed) < 2;
+        assert_eq!(owner.lend(&is_wanted).unwrap().err(), Some(Errno::CANCELED));
+        assert_eq!(looks.load(Ordering::Relaxed), 3);
+        let next = borrowed(&owner);
+        next.set_attached(0, true).unwrap();
+        echoes(&next, 0, 100);
+    });
+}
+
+#[test]
+fn sockets_that_are_lent_while_another_interface_is_joined_are_not_taken_for_those_of_that_one() {
+    in_own_space(|| {
+        make_veth("");
+        let owner = lending("v0", 1);
+        // Before the sockets are made, before they are bound, and before they are handed out.
+        for at in 0..3 {
+            let looks = AtomicUsize::new(0);
+            let joins = || {
+                if looks.fetch_add(1, Ordering::Relaxed) == at {
+                    run("ip link del v0");
+                    wait_until_gone("v0");
+                    assert!(owner.is_gone());
+                    make_veth("");
+                    owner.join_again().unwrap();
+                }
+                true
+            };
+            wait_for("nobody has former sockets", || owner.is_let_go() == Ok(true));
+            let lent = owner.lend(&joins).unwrap();
+            assert_eq!(lent.is_ok(), at == 0, "{at}");
+            drop(lent);
+            let port = borrowed(&owner);
+            port.set_attached(0, true).unwrap();
+            echoes(&port, 0, 100);
+        }
+    });
+}
+
+#[test]
+fn sockets_that_cannot_be_mapped_now_stay_for_the_next_try() {
+    in_own_space(|| {
+        make_veth("");
+        let owner = lending("v0", 1);
+        let port = borrowed(&owner);
+        let nothing = || std::fs::File::open("/dev/null").unwrap().into();
+        let (chunk, filter) = (Some(2048), HostFilter::default());
+        port.renew(vec![nothing(), nothing()], chunk, filter).unwrap();
+        for _ in 0..3 {
+            assert!(matches!(port.join_again(), Err(TapError::System { .. })));
+            assert!(port.is_gone());
+        }
+        port.lose();
+        assert!(matches!(port.join_again(), Err(TapError::Missing(_))));
+        drop(port);
+        // A process that cannot map them when it gets the device.
+        wait_for("nobody has former sockets", || owner.is_let_go() == Ok(true));
+        let lent = owner.lend(&|| true).unwrap().unwrap();
+        let port = XdpLentPort::waiting(lent, Arc::new(Local(owner.clone()))).unwrap();
+        assert!(port.waits() && port.is_gone());
+        port.set_attached(0, true).unwrap();
+        port.set_attached(0, false).unwrap();
+        port.join_again().unwrap();
+        port.set_attached(0, true).unwrap();
+        echoes(&port, 0, 100);
     });
 }

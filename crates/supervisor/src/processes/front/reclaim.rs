@@ -183,7 +183,11 @@ impl Front<'_> {
     /// which had the device, was killed for keeping them. If yet another process has such a socket,
     /// the queue stays in use, and the next device with this interface waits.
     async fn let_go_at_end(&mut self, process: Option<&DeviceProcess>) {
-        let (Some(net), Some(process)) = (self.net().cloned(), process) else { return };
+        let Some(net) = self.net().cloned() else { return };
+        // A front that was stopped while queues were lent: the call ends soon, unless the host
+        // holds it up.
+        let _ = timeout(RECLAIM, net.lends_nothing()).await;
+        let Some(process) = process else { return };
         self.attended().await;
         let domain = process.name();
         if timeout(RECLAIM, let_go(&net, Some(domain))).await.is_err() && process.serves() {
