@@ -32,6 +32,7 @@ mod taken;
 mod takeover;
 mod takeover_died;
 mod takeover_taps;
+mod uplink_away;
 mod users;
 mod view;
 mod ways;

@@ -68,8 +68,8 @@ impl Ports {
 }
 
 impl SwitchHost {
-    /// Makes the object for a switch of the plan, whose uplink this process has opened.
-    pub(super) fn new(plan: &SwitchPlan, uplink: Option<Arc<OwnedPort>>) -> Arc<Self> {
+    /// The switch of a plan, whose uplink this process has opened.
+    pub fn new(plan: &SwitchPlan, uplink: Option<Arc<OwnedPort>>) -> Arc<Self> {
         let settings = Mutex::new(Settings { plan: plan.clone(), uplink });
         let (name, ports) = (plan.name.clone(), watch::Sender::default());
         let (former, lent, watches) = Default::default();

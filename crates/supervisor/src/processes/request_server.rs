@@ -119,16 +119,16 @@ pub(super) async fn lent(net: &OwnedPort) -> Result<(u64, Lending), String> {
     Ok((joins, (Some(facts), queues)))
 }
 
-/// Describes the interface of an AF_XDP port for a command; its sockets are sent later.
+/// The interface of a port whose queues are lent later, for a command.
 pub(super) fn not_lent(net: &OwnedPort) -> PortFacts {
     let port = net.port();
     PortFacts {
         interface: port.interface().unwrap_or_default().to_owned(),
-        is_macvtap: false,
-        offloads: 0,
+        is_macvtap: port.kind() == "macvtap",
+        offloads: port.given().guest_features(),
         mtu: port.mtu(),
         table_key: None,
-        can_hash: false,
+        can_hash: port.can_hash(),
         filter: said(port.host_filter()),
         chunk: None,
     }

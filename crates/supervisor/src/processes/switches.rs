@@ -2,8 +2,9 @@
 //! and then the devices whose front-ends connect.
 //!
 //! ```text
-//! process starts   switch + the uplink's queue, once the former process has released the uplink;
-//!                  sockets of AF_XDP come later: frames between guests need no uplink
+//! process starts   switch + the uplink's queue, once the process before it has left the uplink;
+//!                  sockets of AF_XDP, and a queue that the host does not give now, come later:
+//!                  guests need no uplink for each other
 //! before a device  every port that the process was not told of (`knows_ports`)
 //! afterwards       ports that come and go; what happens to the uplink's interface
 //! ```
@@ -37,7 +38,16 @@ pub(super) async fn keep_switch(process: Arc<DeviceProcess>) {
         Some(uplink) if is_xdp(uplink) => (None, (Some(not_lent(uplink)), Vec::new())),
         Some(uplink) => match lent(uplink).await {
             Ok((joins, lent)) => (Some(joins), lent),
-            Err(error) => return has_no_uplink(&process, host, &error),
+            Err(error) => {
+                let (switch, interface) = (host.name(), uplink.port().interface());
+                tracing::warn!(
+                    switch,
+                    interface,
+                    error,
+                    "handing over the uplink failed; the guests reach each other alone; retrying"
+                );
+                (None, (Some(not_lent(uplink)), Vec::new()))
+            }
         },
     };
     let device = process.name().to_owned();
@@ -57,14 +67,7 @@ fn is_xdp(uplink: &OwnedPort) -> bool {
     uplink.port().kind() == "xdp"
 }
 
-/// Ends the process of a switch, because handing the uplink to it failed. The next process is given
-/// the uplink again.
-fn has_no_uplink(process: &DeviceProcess, host: &SwitchHost, error: &str) {
-    tracing::error!(switch = host.name(), error, "handing over the uplink failed");
-    process.end("its uplink could not be handed over");
-}
-
-/// Serves the process's privileged requests for the uplink until the process has quiesced or ended.
+/// Serves the requests for the uplink until the process has left it.
 async fn serve_uplink(
     process: &Arc<DeviceProcess>,
     host: &SwitchHost,
@@ -205,12 +208,16 @@ impl Processes {
 mod tests {
     use super::*;
     use crate::processes::assigned::DomainMembers;
+    use manyring_backend::net::tap::lent::Lent;
+    use manyring_backend::net::{Port, PortRx, PortTx};
     use manyring_config::parse;
     use manyring_config::plan::Domains;
+    use manyring_device::net::{NetOptions, Offloads};
     use manyring_engine::Surplus;
     use manyring_protocol::switch::{SwitchPortSpec, VlansSpec};
     use manyring_serve::assemble::AdoptedFds;
     use manyring_serve::assemble::Switches;
+    use rustix::io::Errno;
     use std::collections::BTreeMap;
     use std::pin::pin;
     use std::task::{Context, Waker};
@@ -227,6 +234,79 @@ mod tests {
         let (vlans, floods_max) = (VlansSpec::All, 1000);
         let (mac, only, queue_pairs, macs_max) = (None, None, 1, 8);
         SwitchPortSpec { queue_pairs, vlans, isolated, mac, only, macs_max, floods_max }
+    }
+
+    /// An interface whose queues the host does not give.
+    #[derive(Debug)]
+    struct Refused;
+
+    impl Port for Refused {
+        fn kind(&self) -> &'static str {
+            "macvtap"
+        }
+        fn interface(&self) -> Option<&str> {
+            Some("up0")
+        }
+        fn queue_pairs(&self) -> usize {
+            1
+        }
+        fn taken(&self) -> Offloads {
+            Offloads::default()
+        }
+        fn given(&self) -> Offloads {
+            Offloads { csum: true, ..Offloads::default() }
+        }
+        fn mtu(&self) -> Option<u16> {
+            Some(1400)
+        }
+        fn open_tx(&self, _: usize) -> Result<Box<dyn PortTx>, Errno> {
+            Err(Errno::INVAL)
+        }
+        fn open_rx(&self, _: usize) -> Result<Box<dyn PortRx>, Errno> {
+            Err(Errno::INVAL)
+        }
+        fn set_offloads(&self, _: Offloads) -> Result<(), Errno> {
+            Ok(())
+        }
+        fn set_attached(&self, _: usize, _: bool) -> Result<(), Errno> {
+            Ok(())
+        }
+        fn set_mtu(&self, _: u16) -> Result<(), Errno> {
+            Ok(())
+        }
+        fn set_link(&self, _: bool) {}
+        fn transmit(&self, _: &[u8]) -> Result<(), Errno> {
+            Ok(())
+        }
+        fn lend(&self, _: &dyn Fn() -> bool) -> Option<Result<Lent, Errno>> {
+            Some(Err(Errno::MFILE))
+        }
+    }
+
+    #[test]
+    fn a_switch_is_given_without_an_uplink_that_the_host_refuses_and_its_process_goes_on() {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let _guard = runtime.enter();
+        let options = NetOptions { name: "switch:s0".to_owned(), ..NetOptions::default() };
+        let uplink = Arc::new(OwnedPort::new(options, Arc::new(Refused)));
+        let keys = "[[switch]]\nname = 's0'\n[[net]]\nsocket_path = '/s'\nnull = true\n";
+        let host = SwitchHost::new(&parse(keys).unwrap().switch[0], Some(uplink.clone()));
+        let members = DomainMembers::of("switch:s0", Surplus::default());
+        // Nobody polls the task that would start the process.
+        let process = DeviceProcess::start("switch:s0", Arc::new([]), members, Some(host));
+        let (places, switch) = (process.places(), process.switch().unwrap());
+        let mut keeps = Box::pin(keep_switch(process.clone()));
+        while !*switch.is_given.borrow() {
+            let context = &mut Context::from_waker(Waker::noop());
+            assert!(keeps.as_mut().poll(context).is_pending(), "it looks after the uplink");
+            assert!(process.serves(), "its guests need no uplink for each other");
+            std::thread::sleep(std::time::Duration::from_millis(1));
+        }
+        assert!(process.places() < places, "the process is told of its switch");
+        let facts = not_lent(&uplink);
+        assert_eq!((facts.interface.as_str(), facts.is_macvtap), ("up0", true));
+        assert_eq!((facts.mtu, facts.chunk), (Some(1400), None));
+        assert_ne!(facts.offloads, 0, "the queue that comes later has them");
     }
 
     #[test]
