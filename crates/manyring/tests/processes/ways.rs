@@ -235,3 +235,27 @@ fn a_device_process_has_as_many_workers_as_the_queues_of_its_devices_are_given()
     assert!(!daemon.log().contains("is not followed"), "{}", daemon.log());
     assert!(daemon.terminate().success());
 }
+
+#[test]
+fn a_user_whose_devices_need_few_workers_has_few_whatever_another_device_may_need() {
+    let memory = "memory = '16M'\nnum_queues = 2\n";
+    let wide = disk("wide", &format!("{memory}queue_workers = [255, 16]\n"));
+    let usual = disk("usual", memory);
+    let daemon = serve("workers = 256\n", &(usual + &wide), &["usual", "wide"]);
+    let options = BlkDriverOptions { queues: 2, ..BlkDriverOptions::default() };
+    let connect = |name: &str| BlkDriver::connect(&daemon.socket_of(name), &options).unwrap();
+    let mut usual = connect("usual");
+    workers_of(&daemon, "usual", &mut usual);
+    let domain = shown(&daemon.socket_of("control"), "/v1/devices/usual")["process"].clone();
+    let domain = domain.as_str().unwrap();
+    let (few, _) = rings_and_threads(pid(&daemon, domain));
+    // Where the kernel refuses all rings, workers do without.
+    assert!(few <= 16, "{few}");
+    let mut wide = connect("wide");
+    assert_eq!(workers_of(&daemon, "wide", &mut wide), [255, 16]);
+    workers_of(&daemon, "usual", &mut usual);
+    let (all, _) = rings_and_threads(pid(&daemon, domain));
+    assert_eq!(all, if few == 0 { 0 } else { 256 });
+    assert_eq!(process(&daemon, domain)["starts"], 2, "{}", daemon.log());
+    assert!(daemon.terminate().success());
+}

@@ -2,7 +2,7 @@
 
 use super::Shared;
 use super::held_elsewhere::{Later, Wait};
-use crate::processes;
+use crate::processes::{self, workers_of};
 use manyring_config::plan::{Plan, Wanted};
 use manyring_serve::assemble::{AssembleError, Here, Made, Served, listens_at, socket_key};
 use manyring_serve::ports;
@@ -115,9 +115,12 @@ impl Shared {
     /// plan lacks.
     pub(super) async fn release_others(&self, plan: &Plan) {
         let of = |name: &str| plan.wanted().find(|wanted| wanted.plan().name == name);
-        let has_front = |wanted: Wanted| wanted.domain(self.domains).is_some();
-        self.processes.keep_adopted_sessions(|name| of(name).is_some_and(has_front)).await;
-        // Closes the queues of taps that no device of this plan takes over.
+        let workers = |name: &str| {
+            let wanted = of(name).filter(|wanted| wanted.domain(self.domains).is_some())?;
+            Some(workers_of(wanted.plan()))
+        };
+        self.processes.keep_adopted_sessions(workers).await;
+        // Queues of taps that no device of this process takes over are closed here.
         let takes = |wanted: Wanted| match wanted {
             Wanted::Blk(_) => true,
             Wanted::Net(net) => net.port.kind().are_queues_left,

@@ -363,6 +363,7 @@ impl Front<'_> {
     /// failed.
     async fn given(&mut self, domain: &str) -> Option<Arc<DeviceProcess>> {
         let device = self.wanted.plan().name.as_str();
+        self.processes.assign(device, domain);
         loop {
             let process = self.processes.of(domain).await?;
             if process.has(device) {

@@ -48,6 +48,7 @@ mod shown;
 mod state;
 mod stderr_relay;
 mod switches;
+mod workers;
 mod xen_front;
 mod xen_line;
 
@@ -61,6 +62,7 @@ use manyring_serve::times::{
 };
 pub(crate) use measuring::Measuring;
 pub use shown::ProcessInfo;
+pub(crate) use workers::workers_of;
 pub(crate) use xen_front::{
     XenEndings, XenFront, XenHolder, XenLent, XenLentRing, XenMeasures, XenRefusal, XenServed,
 };
@@ -71,7 +73,7 @@ use changes::Changes;
 use journal_store::JournalStore;
 use lease_holders::Leases;
 use limits::Limits;
-use manyring_config::plan::{ANY_USER, DevicePlan, SWITCH, XEN};
+use manyring_config::plan::{DevicePlan, SWITCH, XEN};
 use manyring_engine::aside;
 use manyring_serve::assemble::Switches;
 use manyring_serve::channel::Channel;
@@ -112,6 +114,9 @@ pub struct Processes {
     /// Front-ends that an earlier supervisor handed over and no front has taken yet, by device.
     adopted_sessions: Arc<Mutex<HashMap<String, Vec<AdoptedSession>>>>,
     /// Processes and requests of an earlier supervisor that have not ended, by device.
+    /// The domain of each device whose front-ends were handed over and that has no front yet, and
+    /// the workers that it needs: the first process of a domain has enough for all of them.
+    adopted_workers: Arc<Mutex<HashMap<String, (String, usize)>>>,
     lingering_io: Arc<Mutex<HashMap<String, LingeringIo>>>,
 }
 
@@ -141,14 +146,14 @@ enum Asked {
 struct Registered {
     /// The request queue of the front.
     asks: mpsc::Sender<Asked>,
-    /// The domain that the plan gives the device.
+    /// The domain whose process has the device, or is to have it: the one of the plan, or that of
+    /// the user who connected last.
     domain: String,
     /// The least number of workers that its device process must have: one more than the highest
     /// number in `queue_workers`.
     workers: usize,
 }
 
-/// The device process of a domain, with the history of its starts.
 #[derive(Debug)]
 struct Serving {
     process: Arc<DeviceProcess>,
@@ -181,6 +186,7 @@ impl Processes {
             switches,
             adopted_sessions: Arc::new(Mutex::new(std::mem::take(&mut handoff.clients))),
             lingering_io: Arc::new(Mutex::new(std::mem::take(&mut handoff.lingering_io))),
+            adopted_workers: Arc::default(),
         }
     }
 
@@ -200,23 +206,15 @@ impl Processes {
     ) -> (mpsc::Receiver<Asked>, Vec<AdoptedSession>) {
         let (asks, asked) = mpsc::channel(1);
         begin::prepare(self.arguments.clone());
-        let workers = device.queue_workers.iter().max().map_or(0, |last| last + 1);
-        let registered = Registered { asks, domain: domain.to_owned(), workers };
+        let adopted_sessions = self.adopted_sessions().remove(&device.name).unwrap_or_default();
+        let owner = adopted_sessions.first().map(|session| session.domain.as_str());
+        let domain = owner.unwrap_or(domain).to_owned();
+        let registered = Registered { asks, domain, workers: workers_of(device) };
         let mut fronts = self.fronts.lock().unwrap_or_else(PoisonError::into_inner);
         fronts.retain(|_, front| !front.asks.is_closed());
         fronts.insert(device.name.clone(), registered);
-        (asked, self.adopted_sessions().remove(&device.name).unwrap_or_default())
-    }
-
-    /// Returns the least number of workers that a process of `domain` must have, so that each
-    /// device which it may be given has the workers of its `queue_workers`.
-    fn workers_for(&self, domain: &str) -> usize {
-        let fronts = self.fronts.lock().unwrap_or_else(PoisonError::into_inner);
-        let may_be_given = |of: &&Registered| {
-            let is_of_a_user = of.domain == ANY_USER && domain.starts_with(ANY_USER);
-            (of.domain == domain || is_of_a_user) && !of.asks.is_closed()
-        };
-        fronts.values().filter(may_be_given).map(|of| of.workers).max().unwrap_or(0)
+        self.adopted_workers().remove(&device.name);
+        (asked, adopted_sessions)
     }
 
     /// Registers the disks of a Xen for handoffs, until the receiver is dropped. Returns the queue
@@ -243,10 +241,16 @@ impl Processes {
     }
 
     /// Keeps the front-ends from an earlier supervisor whose devices have a front here, and
-    /// releases the others.
-    pub(crate) async fn keep_adopted_sessions(&self, has_front: impl Fn(&str) -> bool) {
+    /// releases the others. `workers`: those that such a device needs; `None`: it has no front.
+    pub(crate) async fn keep_adopted_sessions(&self, workers: impl Fn(&str) -> Option<usize>) {
         let all = std::mem::take(&mut *self.adopted_sessions());
-        let (kept, others) = all.into_iter().partition(|(device, _)| has_front(device));
+        let (kept, others) = all.into_iter().partition(|(device, _)| workers(device).is_some());
+        let kept: HashMap<String, Vec<AdoptedSession>> = kept;
+        let needs = |(device, sessions): (&String, &Vec<AdoptedSession>)| {
+            let domain = sessions.first()?.domain.clone();
+            Some((device.clone(), (domain, workers(device)?)))
+        };
+        *self.adopted_workers() = kept.iter().filter_map(needs).collect();
         *self.adopted_sessions() = kept;
         let others: HashMap<String, Vec<AdoptedSession>> = others;
         for device in others.keys() {
