@@ -37,6 +37,37 @@ pub(super) struct PortState {
     pub(super) attached: Vec<bool>,
     pub(super) host_given: Option<Offloads>,
     pub(super) host_rss: Option<Arc<Rss>>,
+    refusals: Refusals,
+}
+
+/// A setting that the host may refuse.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Setting {
+    Pair { pair: usize, is_attached: bool },
+    Offloads,
+    Rss,
+}
+
+/// The settings that the host refuses, which are tried again and again, with the errors that the
+/// log has: each is logged once, and again after the host has followed.
+#[derive(Debug, Default)]
+struct Refusals(Vec<(Setting, Errno)>);
+
+impl Refusals {
+    /// True if the log does not have this refusal yet. There is one for each setting.
+    fn is_new(&mut self, setting: Setting, errno: Errno) -> bool {
+        if self.0.contains(&(setting, errno)) {
+            return false;
+        }
+        self.end(setting);
+        self.0.push((setting, errno));
+        true
+    }
+
+    /// The host follows.
+    fn end(&mut self, setting: Setting) {
+        self.0.retain(|(of, _)| *of != setting);
+    }
 }
 
 impl PortState {
@@ -54,6 +85,23 @@ impl PortState {
             attached: vec![false; queue_pairs],
             host_given: None,
             host_rss: None,
+            refusals: Refusals::default(),
+        }
+    }
+
+    /// The log has no refusal of the interface that was joined.
+    pub(super) fn forget_refusals(&mut self) {
+        self.refusals = Refusals::default();
+    }
+
+    /// Notes whether the host follows. Returns its error if that must be logged.
+    fn note(&mut self, setting: Setting, done: Result<(), Errno>) -> Option<Errno> {
+        match done {
+            Ok(()) => {
+                self.refusals.end(setting);
+                None
+            }
+            Err(errno) => self.refusals.is_new(setting, errno).then_some(errno),
         }
     }
 
@@ -87,6 +135,9 @@ pub(super) struct HostPort {
     /// another. Each call reads the state only when it has the lock, so the last call always sets
     /// the newest state.
     pub(super) calls: tokio::sync::Mutex<ChangePace>,
+    /// Held by each call that lends the port's queues, takes them back, or joins another interface
+    /// (`lending.rs`).
+    pub(super) lending: Arc<tokio::sync::Mutex<()>>,
     pub(super) changes: watch::Sender<u64>,
     /// Notified when the host's interface may have been deleted, or may be back.
     pub(super) hint: Notify,
@@ -97,6 +148,7 @@ impl HostPort {
         Self {
             port,
             calls: tokio::sync::Mutex::new(ChangePace::new(queue_pairs, Instant::now())),
+            lending: Arc::default(),
             changes: watch::Sender::new(0),
             hint: Notify::new(),
         }
@@ -135,9 +187,6 @@ pub(super) trait HasPort {
     /// the host refused a change. `pace` is the content of the locked `calls`.
     async fn attach(&self, pace: &mut ChangePace) -> bool {
         let mut is_refused = vec![false; self.with(|state| state.attached.len())];
-    /// Held by each call that lends the port's queues, takes them back, or joins another interface
-    /// (`lending.rs`).
-    pub(super) lending: Arc<tokio::sync::Mutex<()>>,
         while self.next_pair(&is_refused).is_some() {
             sleep_until(pace.next()).await;
             // Ask again: the wanted pairs may have changed during the sleep.
@@ -145,22 +194,17 @@ pub(super) trait HasPort {
             let (port, began) = (self.host().port.clone(), Instant::now());
             let done = aside(move || port.set_attached(pair, wanted)).await;
             pace.changed(began, Instant::now());
-            match done.unwrap_or(Err(Errno::INTR)) {
-                Ok(()) => self.with(|state| state.attached[pair] = wanted),
-                Err(errno) => {
-            lending: Arc::default(),
-                    is_refused[pair] = true;
-                    let device = self.name();
-                    if self.host().port.is_own() {
-                        tracing::warn!(
-                            device,
-                            pair,
-                            wanted,
-                            %errno,
-                            "attaching or detaching a queue pair of the interface failed"
-                        );
-                    }
+            let done = done.unwrap_or(Err(Errno::INTR));
+            is_refused[pair] = done.is_err();
+            let told = self.with(|state| {
+                if done.is_ok() {
+                    state.attached[pair] = wanted;
                 }
+                state.note(Setting::Pair { pair, is_attached: wanted }, done)
+            });
+            if let Some(errno) = told.filter(|_| self.host().port.is_own()) {
+                let device = self.name();
+                tracing::warn!(device, pair, wanted, %errno, "the port does not follow");
             }
         }
         !is_refused.contains(&true)
@@ -176,14 +220,12 @@ pub(super) trait HasPort {
             }
             let port = self.host().port.clone();
             let set = aside(move || port.set_offloads(given)).await;
-            if let Err(errno) = set.unwrap_or(Err(Errno::INTR)) {
+            let set = set.unwrap_or(Err(Errno::INTR));
+            if let Some(errno) = self.with(|state| state.note(Setting::Offloads, set)) {
                 let device = self.name();
-                tracing::warn!(
-                    device,
-                    %errno,
-                    ?given,
-                    "setting the offloads of the interface failed"
-                );
+                tracing::warn!(device, %errno, ?given, "the port cannot switch its offloads");
+            }
+            if set.is_err() {
                 return false;
             }
             self.with(|state| state.host_given = Some(given));
@@ -206,13 +248,12 @@ pub(super) trait HasPort {
             }
             let (port, wanted) = (self.host().port.clone(), rss.clone());
             let set = aside(move || port.set_rss(wanted)).await;
-            if let Err(errno) = set.unwrap_or(Err(Errno::INTR)) {
+            let set = set.unwrap_or(Err(Errno::INTR));
+            if let Some(errno) = self.with(|state| state.note(Setting::Rss, set)) {
                 let device = self.name();
-                tracing::warn!(
-                    device,
-                    %errno,
-                    "setting receive-side scaling of the interface failed"
-                );
+                tracing::warn!(device, %errno, "the port cannot choose pairs by the guest's hash");
+            }
+            if set.is_err() {
                 return false;
             }
             self.with(|state| state.host_rss = rss);
@@ -263,5 +304,31 @@ pub(super) trait HasPort {
         self.host().change();
         self.push_rules().await;
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_refusal_of_the_host_is_logged_once_until_the_host_follows() {
+        let mut state = PortState::new(1, None);
+        let pair = |is_attached| Setting::Pair { pair: 0, is_attached };
+        let refused = |errno| Err(errno);
+        for _ in 0..2 {
+            let told = [(); 3].map(|()| state.note(pair(true), refused(Errno::BUSY)));
+            assert_eq!(told, [Some(Errno::BUSY), None, None]);
+            // Others do not end it.
+            assert_eq!(state.note(Setting::Offloads, refused(Errno::BUSY)), Some(Errno::BUSY));
+            assert_eq!(state.note(pair(false), Ok(())), None);
+            assert_eq!(state.note(pair(true), refused(Errno::BUSY)), None);
+            assert_eq!(state.note(pair(true), refused(Errno::NODEV)), Some(Errno::NODEV));
+            assert_eq!(state.note(pair(true), Ok(())), None);
+            assert_eq!(state.note(Setting::Offloads, Ok(())), None);
+        }
+        assert_eq!(state.note(Setting::Rss, refused(Errno::PERM)), Some(Errno::PERM));
+        state.forget_refusals();
+        assert_eq!(state.note(Setting::Rss, refused(Errno::PERM)), Some(Errno::PERM));
     }
 }

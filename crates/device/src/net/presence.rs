@@ -188,6 +188,7 @@ pub(super) trait Presence: HasPort {
             self.with(|state| {
                 state.attached.fill(false);
                 state.host_given = None;
+                state.forget_refusals();
                 state.link_up
             })
         };
