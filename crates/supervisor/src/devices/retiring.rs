@@ -18,7 +18,7 @@ use super::DeviceManager;
 use super::carried::{Outcome, Rest, in_words};
 use super::put_off::PutOff;
 use crate::model::{Change, Done, Entry, Order, Refused, Who, closed};
-use crate::processes::Processes;
+use crate::processes::{Awaited, Processes};
 use manyring_config::diff::{Step, What};
 use manyring_config::plan::{Plan, Wanted};
 use manyring_device::{DiskSide, SideKind};
@@ -172,11 +172,13 @@ impl Retiring {
     }
 
     /// Returns the names of the devices that must stop before held changes continue.
-    fn awaited(&self) -> Vec<String> {
+    fn awaited(&self) -> Awaited {
         let leaving = self.held.values().flat_map(|held| &held.leaving);
-        let mut names: Vec<_> = leaving.map(|device| device.plan().name.clone()).collect();
-        names.sort_unstable();
-        names
+        let mut devices: Vec<_> = leaving.map(|device| device.plan().name.clone()).collect();
+        devices.sort_unstable();
+        let goes = |step: &&Step| matches!(step.what, What::RemoveSwitch | What::ChangeSwitch(..));
+        let steps = self.held.values().flat_map(Held::steps).filter(goes);
+        Awaited { devices, switches: steps.map(|step| step.name.clone()).collect() }
     }
 }
 

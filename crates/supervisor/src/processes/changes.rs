@@ -12,8 +12,16 @@ use tokio::time::timeout;
 pub(super) struct Changes {
     /// Read-locked by each change, and write-locked by a takeover.
     lock: Arc<RwLock<()>>,
-    /// The names of the devices that must stop before a change continues.
-    awaited: Mutex<Vec<String>>,
+    awaited: Mutex<Awaited>,
+}
+
+/// What goes with the changes that are under way.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Awaited {
+    /// The devices whose ends changes wait for.
+    pub(crate) devices: Vec<String>,
+    /// The switches that are removed, or get other settings, when these have ended.
+    pub(crate) switches: Vec<String>,
 }
 
 impl Changes {
@@ -28,7 +36,7 @@ impl Changes {
         }
         /// The most devices that the message names.
         const NAMED_MAX: usize = 8;
-        let mut devices = self.awaited();
+        let mut devices = self.awaited().devices;
         if devices.is_empty() {
             return Err("a change is under way".to_owned());
         }
@@ -41,8 +49,8 @@ impl Changes {
         Err(format!("a change waits for devices that stop: {devices}; try again later"))
     }
 
-    /// Returns the names of the devices that must stop before a change continues.
-    pub(super) fn awaited(&self) -> Vec<String> {
+    /// What goes with the changes that are under way.
+    pub(super) fn awaited(&self) -> Awaited {
         self.awaited.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 }
@@ -59,8 +67,8 @@ impl Processes {
         self.changes.lock.clone().try_read_owned().ok()
     }
 
-    /// Stores the names of the devices that must stop before a change continues.
-    pub(crate) fn changes_wait_for(&self, devices: Vec<String>) {
-        *self.changes.awaited.lock().unwrap_or_else(PoisonError::into_inner) = devices;
+    /// Notes what goes with the changes that are under way.
+    pub(crate) fn changes_wait_for(&self, awaited: Awaited) {
+        *self.changes.awaited.lock().unwrap_or_else(PoisonError::into_inner) = awaited;
     }
 }

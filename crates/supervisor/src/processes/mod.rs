@@ -69,6 +69,7 @@ pub(crate) use xen_front::{
 
 use assigned::DomainMembers;
 use budgets::Budgets;
+pub(crate) use changes::Awaited;
 use changes::Changes;
 use journal_store::JournalStore;
 use lease_holders::Leases;
@@ -113,10 +114,10 @@ pub struct Processes {
     switches: Switches,
     /// Front-ends that an earlier supervisor handed over and no front has taken yet, by device.
     adopted_sessions: Arc<Mutex<HashMap<String, Vec<AdoptedSession>>>>,
-    /// Processes and requests of an earlier supervisor that have not ended, by device.
     /// The domain of each device whose front-ends were handed over and that has no front yet, and
     /// the workers that it needs: the first process of a domain has enough for all of them.
     adopted_workers: Arc<Mutex<HashMap<String, (String, usize)>>>,
+    /// Processes and requests of an earlier supervisor that have not ended, by device.
     lingering_io: Arc<Mutex<HashMap<String, LingeringIo>>>,
 }
 
@@ -185,8 +186,8 @@ impl Processes {
             budgets: Arc::default(),
             switches,
             adopted_sessions: Arc::new(Mutex::new(std::mem::take(&mut handoff.clients))),
-            lingering_io: Arc::new(Mutex::new(std::mem::take(&mut handoff.lingering_io))),
             adopted_workers: Arc::default(),
+            lingering_io: Arc::new(Mutex::new(std::mem::take(&mut handoff.lingering_io))),
         }
     }
 

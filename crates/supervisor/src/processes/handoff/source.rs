@@ -2,7 +2,7 @@
 
 use super::Reply;
 use super::protocol::{DeviceHandoff, HandoffMessage};
-use crate::processes::{Asked, Processes, Xen, begin};
+use crate::processes::{Asked, Awaited, Processes, Xen, begin};
 use manyring_engine::{Janitor, aside};
 use manyring_protocol::message;
 use manyring_serve::channel::{Channel, NO_FDS};
@@ -70,7 +70,7 @@ impl Processes {
         shown: impl Fn() -> Shown,
     ) -> Result<std::convert::Infallible, String> {
         let retiring = self.changes.awaited();
-        self.can_hand_over(&shown(), |device| !retiring.contains(device))?;
+        self.can_hand_over(&shown(), &retiring)?;
         let away = |xen: &Xen| !*xen.is_there.borrow();
         if let Some(Xen { name, .. }) = self.xens().into_iter().find(away) {
             return Err(format!("the xenstore of {name} is unavailable; try again later"));
@@ -108,7 +108,7 @@ impl Processes {
         let _alone = self.changes.takeover().await.map_err(|problem| refused(&problem))?;
         // Those changes may have added devices that cannot be handed over: check again.
         let shown = shown();
-        self.can_hand_over(&shown, |_| true)?;
+        self.can_hand_over(&shown, &Awaited::default())?;
         // From here on no device process starts, and each front waits for its handoff request.
         self.pauses.send_replace(true);
         *self.successor() = Some(channel.clone());
@@ -131,20 +131,19 @@ impl Processes {
         Err(problem)
     }
 
-    /// Refuses a takeover if a device has no device process, has a helper, or is an interface by
-    /// AF_XDP. An interface can have one XDP program at a time. A helper of this supervisor keeps
-    /// the image locked and its socket's path in use as long as this supervisor runs, so the next
-    /// supervisor could not start its own helper, and would end.
-    fn can_hand_over(
-        &self,
-        shown: &Shown,
-        is_meant: impl Fn(&String) -> bool,
-    ) -> Result<(), String> {
-        let is_here = |device: &&String| is_meant(device);
+    /// Refuses a takeover of devices without a device process, with a helper, or with an interface
+    /// by AF_XDP, which has one program at a time. A helper has its image locked and its socket
+    /// named as long as this supervisor runs: the helper of the next one could have neither, so
+    /// the next supervisor would end. What goes with a change that is under way does not count:
+    /// `retiring`.
+    fn can_hand_over(&self, shown: &Shown, retiring: &Awaited) -> Result<(), String> {
+        let is_here = |device: &&String| !retiring.devices.contains(device);
         let served = shown.served.iter().filter(is_here);
         let others: Vec<_> = served.filter(|device| !self.has_front(device)).cloned().collect();
         let names = |of: &[String]| of.iter().filter(is_here).cloned().collect::<Vec<_>>();
-        let bound = names(&shown.bound).into_iter().chain(self.bound_uplinks()).collect();
+        let uplinks = self.bound_uplinks().into_iter();
+        let uplinks = uplinks.filter(|switch| !retiring.switches.contains(switch));
+        let bound = names(&shown.bound).into_iter().chain(uplinks).collect();
         for (names, problem) in [
             (others, "not served by a device process"),
             (names(&shown.helped), "images of helpers are not handed over"),
