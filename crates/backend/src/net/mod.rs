@@ -227,13 +227,13 @@ pub trait Port: Send + Sync + std::fmt::Debug {
         Ok(())
     }
 
-    /// Copies of the interface's queues, for a process that serves them in the place of this one,
-    /// which still makes all calls that set something. `None`: the port is no interface, so any
-    /// process can make its own. `is_wanted` turns false when nobody waits for the queues any more:
-    /// then the call ends soon, and lends nothing. May block.
+    /// Returns copies of the interface's queues, for another process that serves them. This process
+    /// still makes all calls that change settings. `None`: the port is no interface, so any process
+    /// can make its own port. `is_wanted` returns false once nobody waits for the queues any more:
+    /// the call then ends soon, and has lent nothing. May block.
     ///
     /// # Errors
-    /// `EMFILE`, `ENFILE`: the host has no file descriptor. `ECANCELED`: nobody waits.
+    /// `EMFILE`, `ENFILE`: no descriptor is free. `ECANCELED`: nobody waits for the queues.
     fn lend(&self, is_wanted: &dyn Fn() -> bool) -> Option<Result<Lent, Errno>> {
         let _ = is_wanted;
         None

@@ -183,8 +183,8 @@ impl OwnedPort {
         Err(Errno::IO)
     }
 
-    /// Detaches all pairs from the host, because the process that served the queues is gone. No
-    /// call that nobody waits for has the interface open when this returns.
+    /// Detaches all pairs from the host, and resets hash and offloads, because the process that
+    /// served the queues is gone. When this returns, no abandoned call has the interface open.
     pub async fn take_back(&self) {
         self.lends_nothing().await;
         let _ = self.lend_rss(None).await;

@@ -15,8 +15,8 @@
 use super::State;
 use super::lending::in_turn;
 use super::port::HasPort;
-use manyring_backend::net::{Port, RoomSource};
 use manyring_backend::net::tap::TapError;
+use manyring_backend::net::{Port, RoomSource};
 use manyring_engine::{Rate, aside};
 use manyring_wire::net::VIRTIO_NET_F_GUEST_ANNOUNCE;
 use std::time::Duration;

@@ -149,7 +149,7 @@ impl LentInterface {
         }
     }
 
-    /// Notes that the interface is gone.
+    /// Marks the interface as deleted.
     pub(crate) fn lose(&self) {
         match self {
             Self::Tap(port) => port.lose(),
@@ -195,7 +195,8 @@ fn xdp(lent: Lent, owner: Arc<dyn Owner>) -> Result<XdpLentPort, Errno> {
     }
 }
 
-/// The lent queues. There must be `count` descriptors, beside that of a table.
+/// Sorts the descriptors of an interface: `count` queues, and behind them the BPF map of the
+/// steering table, if `facts` has its key.
 fn lent(facts: PortFacts, mut queues: Vec<OwnedFd>, count: usize) -> Result<Lent, String> {
     let table = facts.table_key.and_then(|key| Some(LentTable { map: queues.pop()?, key }));
     if queues.len() != count {

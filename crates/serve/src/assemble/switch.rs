@@ -137,9 +137,9 @@ impl Switches {
         Ok(move || host.change(&plan, uplink))
     }
 
-    /// Drops the former settings of a changed switch, or restores them if the change has failed.
-    /// Returns the interface that the switch does not use any more: it is closed when nobody has
-    /// that. May block.
+    /// Ends a change of a switch. If it succeeded (`is_done`), drops the former settings, else
+    /// restores them. Returns the interface that the switch does not use any more, which is closed
+    /// when nobody else has it. May block.
     pub fn settle(&self, name: &str, is_done: bool) -> Option<Weak<dyn Port>> {
         self.apart(name)?.settle(is_done)
     }

@@ -68,7 +68,8 @@ impl Ports {
 }
 
 impl SwitchHost {
-    /// The switch of a plan, whose uplink this process has opened.
+    /// Makes the supervisor's object for a switch. `uplink`: the interface that the supervisor has
+    /// opened; `None`: the switch has no uplink.
     pub fn new(plan: &SwitchPlan, uplink: Option<Arc<OwnedPort>>) -> Arc<Self> {
         let settings = Mutex::new(Settings { plan: plan.clone(), uplink });
         let (name, ports) = (plan.name.clone(), watch::Sender::default());
@@ -113,8 +114,8 @@ impl SwitchHost {
         former.get_or_insert(now);
     }
 
-    /// Drops the settings from before the last change, or restores them. Returns the interface that
-    /// the switch does not use any more. May block.
+    /// Ends a change: drops the former settings if it succeeded (`is_done`), else restores them.
+    /// Returns the interface that the switch does not use any more. May block.
     pub(super) fn settle(&self, is_done: bool) -> Option<Weak<dyn Port>> {
         let former = self.former.lock().unwrap_or_else(PoisonError::into_inner).take()?;
         let left = if is_done { former } else { self.replace(former) }.uplink?;

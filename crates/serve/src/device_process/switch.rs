@@ -34,8 +34,8 @@ pub(super) struct ProcessSwitch {
 struct ProcessUplink {
     facts: Facts,
     supervisor: SupervisorClient,
-    /// The present interface; `None`: the supervisor sends its queue later. The uplink ends when
-    /// this sender is dropped.
+    /// The uplink's interface; `None` until the supervisor sends its queue. Dropping this sender
+    /// ends the uplink.
     host: watch::Sender<Option<Arc<Interface>>>,
     carries: JoinHandle<()>,
 }
@@ -54,7 +54,7 @@ struct InterfaceState {
     is_lost: bool,
 }
 
-/// The interface of an uplink, on the descriptors that the supervisor has opened.
+/// The interface of an uplink, on descriptors that the supervisor opened.
 #[derive(Clone)]
 enum HostPort {
     /// The queue of a tap or a macvtap.
@@ -73,7 +73,7 @@ impl Interface {
         queues: Vec<OwnedFd>,
         supervisor: SupervisorClient,
     ) -> Result<Arc<Self>, Errno> {
-        // An AF_XDP socket comes with its memory.
+        // An AF_XDP socket has a second descriptor, of its memory.
         if queues.len() != 1 + usize::from(facts.chunk.is_some()) {
             return Err(Errno::INVAL);
         }
@@ -119,7 +119,7 @@ impl Interface {
         }
     }
 
-    /// Notes that the interface is gone.
+    /// Marks the interface as deleted.
     fn lose(&self) {
         let mut state = self.state();
         state.is_lost = true;

@@ -120,7 +120,7 @@ impl Shared {
             Some(workers_of(wanted.plan()))
         };
         self.processes.keep_adopted_sessions(workers).await;
-        // Queues of taps that no device of this process takes over are closed here.
+        // Closes the queues of taps that no device of this plan takes over.
         let takes = |wanted: Wanted| match wanted {
             Wanted::Blk(_) => true,
             Wanted::Net(net) => net.port.kind().are_queues_left,

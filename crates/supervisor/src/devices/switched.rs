@@ -93,8 +93,9 @@ async fn closed(interfaces: impl IntoIterator<Item = Weak<dyn Port>>) {
     }
 }
 
-/// Runs a call that opens resources of the host, for `max` at most. A call that takes longer goes
-/// on, and its result is dropped: so the call itself must change nothing.
+/// Runs a call that opens resources of the host, and waits for `max` at most. A call that takes
+/// longer continues, and its result is dropped: so the call must have no other effect than its
+/// result.
 async fn opened<T: Send + 'static>(
     max: Duration,
     opens: impl FnOnce() -> Result<T, AssembleError> + Send + 'static,

@@ -15,10 +15,10 @@ pub(super) struct Changes {
     awaited: Mutex<Awaited>,
 }
 
-/// What goes with the changes that are under way.
+/// The devices and switches that changes under way remove.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Awaited {
-    /// The devices whose ends changes wait for.
+    /// The names of the devices that must stop before a change continues.
     pub(crate) devices: Vec<String>,
     /// The switches that are removed, or get other settings, when these have ended.
     pub(crate) switches: Vec<String>,
@@ -49,7 +49,7 @@ impl Changes {
         Err(format!("a change waits for devices that stop: {devices}; try again later"))
     }
 
-    /// What goes with the changes that are under way.
+    /// Returns the devices and switches that changes under way remove.
     pub(super) fn awaited(&self) -> Awaited {
         self.awaited.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
@@ -67,7 +67,7 @@ impl Processes {
         self.changes.lock.clone().try_read_owned().ok()
     }
 
-    /// Notes what goes with the changes that are under way.
+    /// Stores the devices and switches that changes under way remove.
     pub(crate) fn changes_wait_for(&self, awaited: Awaited) {
         *self.changes.awaited.lock().unwrap_or_else(PoisonError::into_inner) = awaited;
     }

@@ -155,6 +155,7 @@ struct Registered {
     workers: usize,
 }
 
+/// The device process of a domain, with the history of its starts.
 #[derive(Debug)]
 struct Serving {
     process: Arc<DeviceProcess>,

@@ -96,8 +96,9 @@ pub(super) fn left_of(owned: &Owned) -> Result<Vec<Vec<OwnedFd>>, Errno> {
     }
 }
 
-/// The device's interface and the descriptors of its queues, for a command; nothing if the port
-/// has no interface. The number says how often the port had joined its interface by then.
+/// Opens the queues of the device's interface for a command; returns neither facts nor descriptors
+/// if the port has no interface. The number says how often the port had joined its interface by
+/// then.
 pub(super) async fn lent(net: &OwnedPort) -> Result<(u64, Lending), String> {
     let (joins, lent) = net.lend().await;
     let Some(lent) = lent.map_err(|errno| errno.to_string())? else {
@@ -119,7 +120,7 @@ pub(super) async fn lent(net: &OwnedPort) -> Result<(u64, Lending), String> {
     Ok((joins, (Some(facts), queues)))
 }
 
-/// The interface of a port whose queues are lent later, for a command.
+/// Describes the interface of a port for a command; its queues are sent later.
 pub(super) fn not_lent(net: &OwnedPort) -> PortFacts {
     let port = net.port();
     PortFacts {

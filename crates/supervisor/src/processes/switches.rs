@@ -2,9 +2,9 @@
 //! and then the devices whose front-ends connect.
 //!
 //! ```text
-//! process starts   switch + the uplink's queue, once the process before it has left the uplink;
-//!                  sockets of AF_XDP, and a queue that the host does not give now, come later:
-//!                  guests need no uplink for each other
+//! process starts   switch + the uplink's queue, once the former process has released the uplink;
+//!                  sockets of AF_XDP, and a queue that cannot be opened now, come later: frames
+//!                  between guests need no uplink
 //! before a device  every port that the process was not told of (`knows_ports`)
 //! afterwards       ports that come and go; what happens to the uplink's interface
 //! ```

@@ -33,15 +33,16 @@ impl Former {
         self.probes.clear();
     }
 
-    /// New sockets are lent: they are the former ones next time.
+    /// Records that new sockets are lent: when sockets are lent next, these must be closed first.
     pub(super) fn lend(&mut self) {
         *self = Self { are_closed: false, probes: Vec::new() };
     }
 }
 
 impl XdpPort {
-    /// Closes this process's copies of the sockets that were lent. True if nobody else has one, or
-    /// the interface that they were bound to is gone. The caller holds the lock of lendings.
+    /// Closes this process's copies of the lent sockets. Returns true if no other process has one,
+    /// or if the interface to which they were bound is deleted. The caller holds the lock of
+    /// lendings.
     ///
     /// # Errors
     /// The interface's queues cannot be probed.

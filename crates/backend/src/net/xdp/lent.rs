@@ -87,7 +87,7 @@ impl LentSockets {
     /// if a queue is busy: the kernel may still be closing the sockets of a dead process.
     ///
     /// # Errors
-    /// `EBUSY`: somebody else has a queue. `ECANCELED`: the sockets are not wanted any more.
+    /// `EBUSY`: another socket is bound to a queue. `ECANCELED`: nobody waits for the sockets.
     pub(super) fn bind_early(
         &mut self,
         interface: u32,
@@ -144,8 +144,8 @@ impl XdpPort {
         self.lending.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// New sockets for another process, once nobody has those that were lent before. May block, for
-    /// five seconds if a queue is busy.
+    /// Makes new sockets for another process, once no other process has copies of those that were
+    /// lent before. May block, for five seconds if a queue is busy.
     pub(super) fn lent(&self, is_wanted: &dyn Fn() -> bool) -> Result<Lent, Errno> {
         let _turn = self.lending();
         if !is_wanted() {
@@ -186,7 +186,7 @@ impl XdpPort {
     }
 }
 
-/// Major and minor number of the kernel.
+/// Returns the major and minor version of the kernel.
 fn release() -> (u32, u32) {
     let name = rustix::system::uname();
     let text = name.release().to_string_lossy();
@@ -212,9 +212,9 @@ fn place(index: usize) -> u64 {
 #[derive(Debug)]
 struct State {
     host_filter: HostFilter,
-    /// The owner has seen that the interface is gone, or its sockets are not mapped yet.
+    /// True if the owner has found that the interface is deleted, or its sockets are not mapped yet.
     is_gone: bool,
-    /// The sockets on the interface that the owner has joined since.
+    /// The sockets on the interface that the owner has opened since.
     renewed: Renewed<Unmapped>,
     /// The sockets of pairs that were not used yet.
     unused: Vec<Option<XdpSocket>>,
@@ -224,7 +224,7 @@ struct State {
 /// chunk.
 type Unmapped = (Vec<OwnedFd>, u32);
 
-/// The port of a process that borrows the sockets of an interface.
+/// The port of a process that uses the lent sockets of an interface.
 #[derive(Debug)]
 pub struct XdpLentPort {
     interface: String,
@@ -428,7 +428,7 @@ impl Port for XdpLentPort {
                 return Err(TapError::system(name, "take its queues", errno));
             }
         };
-        // The device let go of all frames of the old interface when that was deleted.
+        // The device has returned all frames of the old interface, since that was deleted.
         self.pairs.iter().for_each(|pair| pair.let_go(pair.close(), false));
         let mut state = self.state();
         if !state.renewed.is_last(number) {

@@ -202,7 +202,7 @@ impl XdpPort {
         self.shared.pairs.get(index).ok_or(Errno::INVAL)
     }
 
-    /// Has the frames of a queue go to the host.
+    /// Has the program pass the frames of a queue to the host's network stack.
     fn detach(&self, state: &mut State, index: usize) -> Result<(), Errno> {
         let number = u32::try_from(index).map_err(|_| Errno::INVAL)?;
         if let Some(program) = state.program.as_ref().filter(|_| state.attached[index]) {

@@ -131,11 +131,11 @@ impl Processes {
         Err(problem)
     }
 
-    /// Refuses a takeover of devices without a device process, with a helper, or with an interface
-    /// by AF_XDP, which has one program at a time. A helper has its image locked and its socket
-    /// named as long as this supervisor runs: the helper of the next one could have neither, so
-    /// the next supervisor would end. What goes with a change that is under way does not count:
-    /// `retiring`.
+    /// Refuses a takeover if a device has no device process, has a helper, or is an interface by
+    /// AF_XDP. An interface can have one XDP program at a time. A helper of this supervisor keeps
+    /// the image locked and its socket's path in use as long as this supervisor runs, so the next
+    /// supervisor could not start its own helper, and would end. Devices and switches that a change
+    /// under way removes (`retiring`) are not looked at.
     fn can_hand_over(&self, shown: &Shown, retiring: &Awaited) -> Result<(), String> {
         let is_here = |device: &&String| !retiring.devices.contains(device);
         let served = shown.served.iter().filter(is_here);
