@@ -238,8 +238,8 @@ fn a_device_process_has_as_many_workers_as_the_queues_of_its_devices_are_given()
 
 #[test]
 fn a_user_whose_devices_need_few_workers_has_few_whatever_another_device_may_need() {
-    let memory = "memory = '16M'\nnum_queues = 2\n";
-    let wide = disk("wide", &format!("{memory}queue_workers = [255, 16]\n"));
+    let memory = "memory = '16M'\n";
+    let wide = disk("wide", &format!("{memory}queue_workers = [255, 16, 0, 0]\n"));
     let usual = disk("usual", memory);
     let daemon = serve("workers = 256\n", &(usual + &wide), &["usual", "wide"]);
     let options = BlkDriverOptions { queues: 2, ..BlkDriverOptions::default() };

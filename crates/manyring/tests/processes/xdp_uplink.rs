@@ -13,8 +13,7 @@ use crate::switched::{PORTS, SWITCH, config, connect, reaches, says};
 use crate::taken::threads;
 use crate::takeover::{log, take_over};
 use crate::xdp::{SOL_XDP, XDP, fds, make_cable, sockets_of};
-use rustix::process::{Pid, Resource, Rlimit, Signal, getrlimit, kill_process, prlimit};
-use std::collections::BTreeSet;
+use rustix::process::{Signal, kill_process};
 
 const UPLINK: &str = "uplink = 'v0'\nuplink_kind = 'xdp'";
 const NAMES: [&str; 3] = ["a", "b", "control"];
@@ -216,49 +215,6 @@ fn a_takeover_of_a_switch_with_an_uplink_by_af_xdp_is_refused_and_its_guests_go_
         assert!(said.contains("interfaces by AF_XDP are not handed over: s0"), "{said}");
         reaches(&mut a, &host, b"after");
         assert_eq!(process(&daemon, SWITCH)["starts"], 1);
-        assert!(daemon.terminate().success());
-    });
-}
-
-/// Leaves a process `count` descriptors more than it has. Returns its limit before that.
-fn leaves(process: Pid, count: usize) -> Rlimit {
-    let used: BTreeSet<_> =
-        fds(process.as_raw_nonzero().get()).into_iter().map(|(fd, _)| fd).collect();
-    // A limit concerns the number of a descriptor: those below it that are free count.
-    let limit = (0..).filter(|fd| !used.contains(fd)).nth(count).unwrap();
-    let before = prlimit(
-        Some(process),
-        Resource::Nofile,
-        Rlimit { current: Some(limit), maximum: getrlimit(Resource::Nofile).maximum },
-    );
-    before.unwrap()
-}
-
-#[test]
-fn an_uplink_that_cannot_be_opened_now_costs_no_guest_and_is_opened_later() {
-    const FAILED: &str = "starting the uplink failed";
-    with_daemon(|daemon| {
-        let (mut a, mut b) = (connect(&daemon, "a"), connect(&daemon, "b"));
-        let host = Host::on("v1");
-        reaches(&mut a, &host, b"before");
-        drop(host);
-        run("ip link delete v0");
-        let is_told = || daemon.log().contains("device=\"switch:s0\" interface=\"v0\"");
-        assert!(wait_until(is_told), "{}", daemon.log());
-        // The socket and its memory, and nothing else.
-        let its_pid = pid(&daemon, SWITCH);
-        let before = leaves(its_pid, 2);
-        make_cable("v0", "v1");
-        run("ip link set v0 up promisc on");
-        let has_failed = || daemon.log().contains(FAILED);
-        assert!(wait_until(has_failed), "{}", daemon.log());
-        says(&mut b, 2, (&mut a, 0x22), 1);
-        prlimit(Some(its_pid), Resource::Nofile, before).unwrap();
-        reaches(&mut a, &Host::on("v1"), b"after");
-        assert_eq!(process(&daemon, SWITCH)["starts"], 1, "{}", daemon.log());
-        assert_eq!(sockets_of(&daemon, SWITCH).len(), 1, "no copy is left");
-        let log = daemon.log();
-        assert_eq!(log.lines().filter(|line| line.contains(FAILED)).count(), 1, "{log}");
         assert!(daemon.terminate().success());
     });
 }

@@ -212,7 +212,7 @@ fn place(index: usize) -> u64 {
 #[derive(Debug)]
 struct State {
     host_filter: HostFilter,
-    /// True if the owner has found that the interface is deleted, or its sockets are not mapped yet.
+    /// True if the owner has found that the interface is deleted, or its sockets are not mapped.
     is_gone: bool,
     /// The sockets on the interface that the owner has opened since.
     renewed: Renewed<Unmapped>,
