@@ -78,8 +78,8 @@ impl<D: Decorator> Port for Decorated<D> {
         self.inner.room()
     }
 
-    fn tend_room(&self) {
-        self.inner.tend_room();
+    fn tend_room(&self) -> bool {
+        self.inner.tend_room()
     }
 
     fn open_tx(&self, index: usize) -> Result<Box<dyn PortTx>, Errno> {

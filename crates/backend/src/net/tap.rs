@@ -205,6 +205,7 @@ impl TapPort {
         let offloads = probe_offloads(&opened.fds[0]).map_err(|e| system("set its offloads", e))?;
         let mtu = apply(&opened, settings)?;
         let is_stacked = opened.link.as_ref().filter(|link| link.tap.is_none());
+        let count = opened.fds.len();
         let mut port = Self {
             kind: opened.kind,
             queues: Queues::new(opened.fds),
@@ -222,7 +223,7 @@ impl TapPort {
             guest_mac: is_stacked.and_then(|link| link.address),
             reception: Reception::default(),
             links: opened.links,
-            room: Room::new(settings.txqueuelen, opened.link.as_ref(), opened.is_left),
+            room: Room::new((settings.txqueuelen, count), opened.link.as_ref(), opened.is_left),
             state: Mutex::new(State {
                 is_multi_queue: opened.is_multi_queue,
                 is_gone: false,
@@ -361,8 +362,8 @@ impl Port for TapPort {
         Some(self.room.info())
     }
 
-    fn tend_room(&self) {
-        self.tend();
+    fn tend_room(&self) -> bool {
+        self.tend()
     }
 
     fn open_tx(&self, index: usize) -> Result<Box<dyn PortTx>, Errno> {
@@ -494,7 +495,7 @@ mod tests {
             index: AtomicU32::new(0),
             guest_mac: None,
             reception: Reception::default(),
-            room: Room::new(QueueRoom::Host, None, false),
+            room: Room::new((QueueRoom::Host, 1), None, false),
             state: Mutex::new(State {
                 is_multi_queue: true,
                 is_gone: false,

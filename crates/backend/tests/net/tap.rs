@@ -222,10 +222,11 @@ fn queues_that_lose_nothing_have_a_whole_room_each_and_share_one_when_they_overf
         (0..4).for_each(|index| port.set_attached(index, true).unwrap());
         run("ip addr add 10.77.0.1/24 dev mr0");
         run("ip neigh add 10.77.0.2 lladdr 02:00:00:00:00:05 dev mr0");
-        let looks = |count| (0..count).for_each(|_| port.tend_room());
-        looks(9);
+        for _ in 0..9 {
+            assert!(!port.tend_room(), "the next look decides");
+        }
         assert_eq!(length("mr0"), ROOM / 4);
-        looks(1);
+        assert!(port.tend_room(), "nothing is lost, and each queue has a whole room");
         assert_eq!((length("mr0"), port.room().unwrap().frames), (ROOM, 4 * ROOM));
         // Nobody reads: a burst that is longer than a room, and one that finds the room full.
         let socket = UdpSocket::bind("10.77.0.1:0").unwrap();
@@ -244,8 +245,21 @@ fn queues_that_lose_nothing_have_a_whole_room_each_and_share_one_when_they_overf
         let options = TapOptions { txqueuelen: QueueRoom::Frames(600), ..named("mr0", 2) };
         let port = TapPort::open(options).unwrap();
         (0..2).for_each(|index| port.set_attached(index, true).unwrap());
-        (0..40).for_each(|_| port.tend_room());
+        (0..40).for_each(|_| assert!(port.tend_room()));
         assert_eq!(length("mr0"), 300);
+    });
+}
+
+#[test]
+fn the_length_of_an_interface_with_one_queue_stays_as_it_is() {
+    in_own_space(|| {
+        run("ip tuntap add dev mr0 mode tap");
+        run("ip link set mr0 txqueuelen 700");
+        let options = TapOptions { txqueuelen: QueueRoom::Auto, ..named("mr0", 1) };
+        let port = TapPort::open(options).unwrap();
+        port.set_attached(0, true).unwrap();
+        let room = RoomInfo { frames: 700, source: RoomSource::Host, changes: 0 };
+        assert_eq!((length("mr0"), port.room()), (700, Some(room)));
     });
 }
 

@@ -46,7 +46,7 @@ pub struct XenBlkPlan {
     pub direct: bool,
     /// `None`: files are raw, and are refused if their bytes look like another format.
     pub format: Option<Format>,
-    /// How its disks are served, in whichever process, as far as the tool stack allows it.
+    /// The options of the disks, as far as the tool stack allows them.
     #[serde(flatten, serialize_with = "shown_options")]
     pub options: XenBlkOptions,
     /// The folder of the journals of rings, which the next daemon reads.

@@ -141,6 +141,8 @@ pub(super) struct HostPort {
     pub(super) changes: watch::Sender<u64>,
     /// Notified when the host's interface may have been deleted, or may be back.
     pub(super) hint: Notify,
+    /// Notified when the host has begun or ceased to use a pair.
+    pub(super) attached: Notify,
 }
 
 impl HostPort {
@@ -151,6 +153,7 @@ impl HostPort {
             lending: Arc::default(),
             changes: watch::Sender::new(0),
             hint: Notify::new(),
+            attached: Notify::new(),
         }
     }
 
@@ -196,6 +199,7 @@ pub(super) trait HasPort {
             pace.changed(began, Instant::now());
             let done = done.unwrap_or(Err(Errno::INTR));
             is_refused[pair] = done.is_err();
+            self.host().attached.notify_one();
             let told = self.with(|state| {
                 if done.is_ok() {
                     state.attached[pair] = wanted;
@@ -204,7 +208,8 @@ pub(super) trait HasPort {
             });
             if let Some(errno) = told.filter(|_| self.host().port.is_own()) {
                 let device = self.name();
-                tracing::warn!(device, pair, wanted, %errno, "the port does not follow");
+                let problem = "attaching or detaching a queue pair of the interface failed";
+                tracing::warn!(device, pair, wanted, %errno, "{problem}");
             }
         }
         !is_refused.contains(&true)
@@ -223,7 +228,8 @@ pub(super) trait HasPort {
             let set = set.unwrap_or(Err(Errno::INTR));
             if let Some(errno) = self.with(|state| state.note(Setting::Offloads, set)) {
                 let device = self.name();
-                tracing::warn!(device, %errno, ?given, "the port cannot switch its offloads");
+                let problem = "setting the offloads of the interface failed";
+                tracing::warn!(device, %errno, ?given, "{problem}");
             }
             if set.is_err() {
                 return false;
@@ -251,7 +257,8 @@ pub(super) trait HasPort {
             let set = set.unwrap_or(Err(Errno::INTR));
             if let Some(errno) = self.with(|state| state.note(Setting::Rss, set)) {
                 let device = self.name();
-                tracing::warn!(device, %errno, "the port cannot choose pairs by the guest's hash");
+                let problem = "setting receive-side scaling of the interface failed";
+                tracing::warn!(device, %errno, "{problem}");
             }
             if set.is_err() {
                 return false;

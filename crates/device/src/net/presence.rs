@@ -20,6 +20,7 @@ use manyring_backend::net::{Port, RoomSource};
 use manyring_engine::{Rate, aside};
 use manyring_wire::net::VIRTIO_NET_F_GUEST_ANNOUNCE;
 use std::time::Duration;
+use tokio::sync::Semaphore;
 use tokio::time::{Instant, timeout};
 
 /// Delay between two attempts to open a deleted interface without a hint.
@@ -28,10 +29,12 @@ const RETRY: Duration = Duration::from_secs(1);
 const LOOK: Duration = Duration::from_secs(5);
 /// Hints within this time count as one.
 const RETRY_DELAY: Duration = Duration::from_millis(50);
-/// How often the room of several queues is divided anew, and how often it is checked that there are
-/// several.
+/// Delay before the next look at the frames that the queues of a port have lost.
 const TEND: Duration = Duration::from_secs(1);
-const TEND_IDLE: Duration = Duration::from_secs(5);
+/// The same for a port whose queues have whole rooms and lose nothing.
+const TEND_SETTLED: Duration = Duration::from_secs(8);
+/// Held during a look: see [`Presence::tend_room`].
+static LOOKS: Semaphore = Semaphore::const_new(1);
 /// The least time between two losses of the interface that are logged.
 const LOG_INTERVAL: Duration = Duration::from_secs(10);
 
@@ -84,16 +87,28 @@ pub(super) trait Presence: HasPort {
     /// Has the port divide the room of its queues anew once a second, while the host uses several.
     async fn tend_room(&self) {
         let port = &self.host().port;
-        let is_auto = || port.room().is_some_and(|room| room.source == RoomSource::Auto);
-        if port.queue_pairs() < 2 || !is_auto() {
+        if port.queue_pairs() < 2 {
             return std::future::pending().await;
         }
+        let mut wait = TEND;
         loop {
-            let is_shared = self.with(|state| state.attached_pairs() > 1);
-            tokio::time::sleep(if is_shared { TEND } else { TEND_IDLE }).await;
-            if is_shared && is_auto() {
+            while !self.with(|state| state.attached_pairs() > 1) {
+                self.host().attached.notified().await;
+            }
+            tokio::time::sleep(wait).await;
+            // The host may use fewer pairs by now, or another process may have the interface.
+            if !self.with(|state| state.attached_pairs() > 1) {
+                continue;
+            }
+            wait = TEND_SETTLED;
+            if port.room().is_some_and(|room| room.source == RoomSource::Auto) {
+                // One look of all devices at a time: where the host's network lock is held for long,
+                // one thread waits for it, and not one for each device.
+                let _turn = LOOKS.acquire().await;
                 let port = port.clone();
-                aside(move || port.tend_room()).await;
+                if aside(move || port.tend_room()).await == Some(false) {
+                    wait = TEND;
+                }
             }
         }
     }

@@ -67,7 +67,7 @@ fn is_xdp(uplink: &OwnedPort) -> bool {
     uplink.port().kind() == "xdp"
 }
 
-/// Serves the requests for the uplink until the process has left it.
+/// Serves the process's privileged requests for the uplink until the process has quiesced or ended.
 async fn serve_uplink(
     process: &Arc<DeviceProcess>,
     host: &SwitchHost,

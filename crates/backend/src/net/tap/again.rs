@@ -66,6 +66,9 @@ impl TapPort {
         let address = sys::hardware_address(self.queues[0].as_fd()).ok();
         let link = find(&self.links, name).ok().flatten().filter(|link| link.address == address);
         self.index.store(link.as_ref().map_or(0, |link| link.index), Ordering::Relaxed);
+        if link.is_some() {
+            self.may_divide();
+        }
         if let (Some(link), true) = (link, self.guest_mac.is_some()) {
             self.reception.begin(name, &link);
         }

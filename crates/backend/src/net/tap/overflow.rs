@@ -10,7 +10,8 @@
 //! whole:   many were lost in LOSSY of RECENT looks   shared; both waits are doubled
 //!          RETRY looks have passed                   both waits are as at first
 //! ```
-//! 1. A look is one second. Queues that grow drop nothing, so growing needs no better reason.
+//! 1. A look is one second, and more where nothing changes ([`Overflow::is_settled`]). A change
+//!    takes the interface out of service for a moment, and loses the frames of that moment.
 //! 2. The interface begins shared, so TCP that begins at once does not fill several whole rooms.
 //! 3. Whatever the guest does, two changes take [`CALM`] and [`LOSSY`] looks at least, and sixteen
 //!    times as long where whole rooms fail again and again.
@@ -54,6 +55,12 @@ impl Overflow {
     /// True if each queue has a whole room.
     pub(super) fn is_whole(&self) -> bool {
         self.is_whole
+    }
+
+    /// True if the queues have whole rooms and no recent look found many losses: the next look need
+    /// not come in a second.
+    pub(super) fn is_settled(&self) -> bool {
+        self.is_whole && self.recent == 0
     }
 
     /// Looks at the number of frames that were lost in all. True: [`Self::is_whole`] has changed.

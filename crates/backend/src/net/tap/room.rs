@@ -45,14 +45,23 @@ pub(super) struct Room {
     /// All queues were detached after the interface was opened: from now on those that are attached
     /// share the room.
     is_begun: AtomicBool,
-    /// The host refused a change: the interface keeps its length.
+    /// This process has no right to change the length: the interface keeps its own.
     is_refused: AtomicBool,
+    /// The log has that the host refuses a change, which is tried again.
+    is_told: AtomicBool,
 }
 
 impl Room {
-    /// The room of an interface that is being opened. `is_left`: a former process of this daemon
-    /// has changed its length already.
-    pub(super) fn new(wanted: QueueRoom, link: Option<&InterfaceInfo>, is_left: bool) -> Self {
+    /// The room of an interface of `queues` queues that is being opened. `is_left`: a former process
+    /// of this daemon has changed its length already.
+    pub(super) fn new(
+        (wanted, queues): (QueueRoom, usize),
+        link: Option<&InterfaceInfo>,
+        is_left: bool,
+    ) -> Self {
+        // One queue shares nothing: it keeps the length that the host has given the interface.
+        let is_alone = wanted == QueueRoom::Auto && queues < 2;
+        let wanted = if is_alone { QueueRoom::Host } else { wanted };
         let room = Self { wanted, ..Self::default() };
         room.begin(link, is_left);
         room
@@ -113,6 +122,7 @@ impl TapPort {
         }
         let index = self.index().ok_or(Errno::OPNOTSUPP)?;
         self.links.set(index, &Change { txqueuelen: Some(each), ..Change::default() })?;
+        self.room.is_told.store(false, Ordering::Relaxed);
         self.room.each.store(each, Ordering::Relaxed);
         self.room.changes.fetch_add(u64::from(is_new), Ordering::Relaxed);
         Ok(())
@@ -146,30 +156,41 @@ impl TapPort {
     }
 
     /// Looks how many frames the interface has lost, and decides whether its queues share a room.
-    pub(super) fn tend(&self) {
+    /// Returns true if the next look can wait: see [`Overflow::is_settled`].
+    ///
+    /// [`Overflow::is_settled`]: super::overflow::Overflow::is_settled
+    pub(super) fn tend(&self) -> bool {
         let Some(index) = self.index().filter(|_| self.room.info().source == RoomSource::Auto)
         else {
-            return;
+            return true;
         };
         let mut state = self.state();
-        let Ok(Some(link)) = self.links.at(index) else { return };
+        let Ok(Some(link)) = self.links.at(index) else { return true };
         // What a tap sends is for its reader; a macvtap receives for its reader.
         let lost = if link.tap.is_some() { link.tx_dropped } else { link.rx_dropped };
         if state.overflow.look(lost) {
             self.share_room(&state, false);
         }
+        state.overflow.is_settled()
     }
 
-    /// Leaves the length to the host from now on.
+    /// Leaves the length as it is: for ever if this process may not change it, else until the next
+    /// division.
     fn keep_length(&self, errno: Errno) {
-        self.room.is_refused.store(true, Ordering::Relaxed);
         let name = &self.name;
-        if self.room.wanted == QueueRoom::Auto {
+        let may_never = matches!(errno, Errno::PERM | Errno::ACCESS | Errno::OPNOTSUPP);
+        if self.room.wanted == QueueRoom::Auto && may_never {
+            self.room.is_refused.store(true, Ordering::Relaxed);
             // The default setting, which needs a right that the daemon need not have.
             tracing::info!(name, %errno, "txqueuelen: unchanged; each queue has the host's length");
-        } else {
+        } else if !self.room.is_told.swap(true, Ordering::Relaxed) {
             tracing::warn!(name, %errno, "txqueuelen: failed; the queues keep theirs");
         }
+    }
+
+    /// The interface has a number in this namespace again, so its length can be changed again.
+    pub(super) fn may_divide(&self) {
+        self.room.is_refused.store(false, Ordering::Relaxed);
     }
 
     /// Gives the interface the length that it had when it was opened.
