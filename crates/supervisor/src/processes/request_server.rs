@@ -256,6 +256,9 @@ impl RequestServer {
         let host = match self.owned {
             Owned::Port(net) => {
                 net.take_back().await;
+                // This may be the last use of the uplink of a switch that was changed meanwhile:
+                // the close of its queues may block.
+                aside(move || drop(net)).await;
                 return None;
             }
             Owned::Disk(host) | Owned::XenDisk(host) => host,
