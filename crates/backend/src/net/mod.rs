@@ -130,8 +130,8 @@ pub trait Port: Send + Sync + std::fmt::Debug {
     }
 
     /// Divides [`Self::room`] by what was lost since the last call. Called once a second while the
-    /// host uses several pairs. Returns true if nothing is expected to change soon, so that the next
-    /// call can come later. May block.
+    /// host uses several pairs. Returns true if nothing is expected to change soon: the next call
+    /// can come later. May block.
     fn tend_room(&self) -> bool {
         true
     }

@@ -102,8 +102,8 @@ pub(super) trait Presence: HasPort {
             }
             wait = TEND_SETTLED;
             if port.room().is_some_and(|room| room.source == RoomSource::Auto) {
-                // One look of all devices at a time: where the host's network lock is held for long,
-                // one thread waits for it, and not one for each device.
+                // One look of all devices at a time: where the host's network lock is held for
+                // long, one thread waits for it, and not one for each device.
                 let _turn = LOOKS.acquire().await;
                 let port = port.clone();
                 if aside(move || port.tend_room()).await == Some(false) {

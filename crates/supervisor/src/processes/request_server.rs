@@ -253,6 +253,12 @@ impl RequestServer {
         if let Some((_, connections)) = server {
             self.shut(connections).await;
         }
+        self.release().await
+    }
+
+    /// Takes the port back, or releases the disk's image. Returns the ending of the requests in
+    /// flight, if the disk has marks for them.
+    async fn release(self) -> Option<Ending> {
         let host = match self.owned {
             Owned::Port(net) => {
                 net.take_back().await;

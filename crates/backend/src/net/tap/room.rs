@@ -52,8 +52,8 @@ pub(super) struct Room {
 }
 
 impl Room {
-    /// The room of an interface of `queues` queues that is being opened. `is_left`: a former process
-    /// of this daemon has changed its length already.
+    /// The room of an interface of `queues` queues that is being opened. `is_left`: a former
+    /// process of this daemon has changed its length already.
     pub(super) fn new(
         (wanted, queues): (QueueRoom, usize),
         link: Option<&InterfaceInfo>,
