@@ -36,6 +36,7 @@ pub mod limit_groups;
 pub mod log;
 pub mod outgoing;
 pub mod output;
+pub mod pcap;
 pub mod ports;
 pub mod proc_stat;
 pub mod reaper;

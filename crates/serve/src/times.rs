@@ -88,6 +88,8 @@ pub const NBD_CONNECT_EACH: Duration = Duration::from_millis(10);
 /// A process starts, and asks a server for its export. Over: the device waits, and is tried again
 /// later.
 pub const NBD_MEASURE: Duration = Duration::from_secs(10);
+/// The last frames of a capture are written when its port is closed. Over: they are lost.
+pub const CAPTURE_END: Duration = Duration::from_secs(2);
 /// The captured frames of a device are written to the capture file when the device is handed over
 /// or removed. Over: the last frames are lost.
 pub const CAPTURE_SETTLE: Duration = Duration::from_secs(2);

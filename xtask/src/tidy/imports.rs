@@ -20,7 +20,7 @@ pub(super) const TABLE: &[Row] = &[
     (
         "serve",
         &["config", "protocol", "transport", "device", "engine", "backend", "nbd", "memory"],
-        &["driver"],
+        &["driver", "wire"],
     ),
     ("xen", &["serve", "config", "protocol", "transport", "engine", "memory"], &[]),
     (

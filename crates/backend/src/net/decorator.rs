@@ -39,12 +39,14 @@ pub trait Decorator: Send + Sync + std::fmt::Debug {
 /// A port whose halves are those of `decorator`, around those of an inner port.
 #[derive(Debug)]
 pub struct Decorated<D> {
-    pub(super) decorator: D,
+    /// The decorator, with what it counts.
+    pub decorator: D,
     inner: Arc<dyn Port>,
 }
 
 impl<D: Decorator> Decorated<D> {
-    pub(super) fn around(inner: Arc<dyn Port>, decorator: D) -> Self {
+    /// Makes the port.
+    pub fn around(inner: Arc<dyn Port>, decorator: D) -> Self {
         Self { decorator, inner }
     }
 }

@@ -24,7 +24,6 @@ mod frames;
 pub mod late;
 mod merge;
 pub mod null;
-pub mod pcap;
 mod reception;
 mod returned;
 mod steer;
@@ -34,6 +33,7 @@ pub mod xdp;
 
 pub use crate::ready::{Alarm, Doorbell, Readiness};
 pub use frames::Frames;
+pub use manyring_wire::net::HEADER_SIZE;
 pub use returned::{Outcome, Returned, Token};
 
 use crate::sys::link::LinkEvent;

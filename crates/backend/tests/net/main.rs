@@ -4,7 +4,6 @@
 mod gso;
 mod guest;
 mod macvtap;
-mod pcap;
 mod queues;
 mod space;
 mod start;

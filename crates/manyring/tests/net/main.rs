@@ -2,6 +2,9 @@
 //! `packet.rs`.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends where it fails")]
 
+#[allow(dead_code, reason = "the tests of the back-end use all of it")]
+#[path = "../../../backend/tests/net/guest.rs"]
+mod guest;
 #[path = "../support/mod.rs"]
 mod support;
 
@@ -12,8 +15,11 @@ mod legacy;
 mod live;
 mod merge_lies;
 mod packet;
+mod pcap;
 mod switch;
 mod switch_rules;
 mod switch_uplink;
 mod unfinished;
 mod xdp;
+
+use support::space::own as space;

@@ -1,7 +1,7 @@
 //! A network namespace of a test's own: what is made in it ends with it. Needs root.
 
 #[path = "../../../backend/tests/net/space.rs"]
-mod own;
+pub(crate) mod own;
 
 #[allow(unused_imports, reason = "as above")]
 pub(crate) use own::{in_own_space, in_shared_space, link, queues, run};

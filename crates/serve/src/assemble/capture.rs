@@ -13,8 +13,8 @@
 //! capture. No other device waits for that thread.
 
 use crate::byte_stream::{self, ByteStream};
+use crate::pcap::{self, RECORD_SIZE_MAX};
 use crate::times::CAPTURE_SETTLE;
-use manyring_backend::net::pcap::{self, RECORD_SIZE_MAX};
 use manyring_engine::Janitor;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use rustix::fd::{AsFd, OwnedFd};
@@ -36,7 +36,7 @@ const BUFFER_SIZE: usize = RECORD_SIZE_MAX.next_power_of_two();
 /// The process that writes the capture file of a port. `Port`'s decorator or the supervisor.
 #[derive(Debug)]
 pub enum Capture {
-    /// This process: the port is decorated with a `PcapPort`.
+    /// This process: the port is decorated with a `Pcap`.
     Port,
     /// The supervisor, which has not opened the file yet. The descriptor is the capture file that
     /// an earlier supervisor handed over.

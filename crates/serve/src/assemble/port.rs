@@ -3,10 +3,10 @@
 
 use super::capture::{Capture, CaptureFile};
 use super::{AssembleError, Host};
+use crate::pcap::Pcap;
 use manyring_backend::net::fault::{FaultOptions, FaultPort};
 use manyring_backend::net::late::{LateOptions, LatePort};
 use manyring_backend::net::null::NullPort;
-use manyring_backend::net::pcap::PcapPort;
 use manyring_backend::net::switch::SwitchPort;
 use manyring_backend::net::tap::lent::{Facts, Lent, LentPort, LentTable, Owner};
 use manyring_backend::net::tap::macvtap::{self, MacvtapOptions};
@@ -289,7 +289,7 @@ pub(super) fn decorated(
         // The capture is the outermost decorator, so that it records frames as the guest sends and
         // receives them.
         Capture::Port | Capture::Begun(_) => {
-            (Arc::new(PcapPort::new(port, path).map_err(failed)?), Capture::Port)
+            (Arc::new(Pcap::around(port, path).map_err(failed)?), Capture::Port)
         }
     })
 }

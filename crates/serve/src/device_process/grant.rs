@@ -6,10 +6,10 @@ use crate::assemble::disk::{self, Supervised};
 use crate::assemble::port::{self, PortGrant};
 use crate::assemble::{Capture, Opened};
 use crate::device_process::lock_with_rings::RingLocked;
+use crate::pcap::Pcap;
 use crate::supervisor_client::SupervisorClient;
 use manyring_backend::blk::Disk;
 use manyring_backend::net::Port;
-use manyring_backend::net::pcap::PcapPort;
 use manyring_backend::net::switch::SwitchPort;
 use manyring_protocol::message::PortFacts;
 use manyring_protocol::nbd::NbdSpec;
@@ -78,6 +78,6 @@ fn captured(
     device: &str,
 ) -> Result<Arc<dyn Port>, String> {
     let Some(stream) = stream else { return Ok(port) };
-    let port = PcapPort::streamed(port, stream, device).map_err(|error| error.to_string())?;
+    let port = Pcap::streamed(port, stream, device).map_err(|error| error.to_string())?;
     Ok(Arc::new(port))
 }

@@ -5,8 +5,8 @@ use crate::guest::{
 };
 use crate::space::{in_own_space, link, named, run};
 use manyring_backend::net::Port;
-use manyring_backend::net::pcap::PcapPort;
 use manyring_backend::net::tap::TapPort;
+use manyring_serve::pcap::Pcap;
 use std::sync::Arc;
 
 const ICMP: u8 = 1;
@@ -25,7 +25,7 @@ fn a_foreign_tool_reads_every_frame_of_a_capture() {
         is_echo
     };
     in_own_space(|| {
-        let port = PcapPort::new(Arc::new(TapPort::open(named("mr0", 1)).unwrap()), &path).unwrap();
+        let port = Pcap::around(Arc::new(TapPort::open(named("mr0", 1)).unwrap()), &path).unwrap();
         assert_eq!((port.kind(), port.mtu()), ("tap", Some(1500)));
         run("ip addr add 10.77.0.1/24 dev mr0");
         run("ip neigh add 10.77.0.2 lladdr 02:00:00:00:00:11 dev mr0 nud permanent");
@@ -42,7 +42,7 @@ fn a_foreign_tool_reads_every_frame_of_a_capture() {
         let announcement = arp_request(GUEST, HOST);
         port.transmit(&announcement).unwrap();
         assert!(!count(&announcement));
-        assert_eq!(port.missed(), 0);
+        assert_eq!(port.decorator.missed(), 0);
     });
     let path = path.to_str().unwrap();
     // Where echoes and their replies have wrong checksums, the tool says so.

@@ -8,11 +8,11 @@
 //! A process that must not write files sends its records through a socket instead. The process at
 //! the other end creates the file ([`create`]), and writes only whole records to it ([`whole`]).
 
-use super::decorator::{Decorated, Decorator};
-use super::{Frames, Port, PortRx, PortTx, Readiness, Returned, Sent};
-use crate::sys::starter::{self, ThreadRole};
+use crate::times::CAPTURE_END;
+use manyring_backend::net::decorator::{Decorated, Decorator};
+use manyring_backend::net::{Frames, HEADER_SIZE, Port, PortRx, PortTx, Readiness, Returned, Sent};
+use manyring_backend::sys::starter::{self, ThreadRole};
 use manyring_memory::{GuestSlice, copy_from_slices};
-use manyring_wire::net::HEADER_SIZE;
 use rustix::fd::OwnedFd;
 use rustix::io::Errno;
 use rustix::time::{ClockId, clock_gettime};
@@ -25,8 +25,6 @@ use std::time::Duration;
 
 /// Most bytes that wait to be written.
 const BUFFER_SIZE_MAX: usize = 16 << 20;
-/// How long a drop waits for the last write: a disk that hangs must not block the process.
-const TIMEOUT: Duration = Duration::from_secs(2);
 /// The classic pcap format with nanoseconds.
 const MAGIC: u32 = 0xa1b2_3c4d;
 const VERSION: [u16; 2] = [2, 4];
@@ -185,22 +183,19 @@ fn copy_frame(slices: &[GuestSlice], bytes: &mut [u8]) {
     }
 }
 
-/// A port whose frames are captured.
-pub type PcapPort = Decorated<Pcap>;
-
-/// The decorator of a [`PcapPort`]. Dropping it ends the capture.
+/// The decorator of a port whose frames are captured. Dropping it ends the capture.
 #[derive(Debug)]
 pub struct Pcap {
     capture: Arc<Capture>,
 }
 
-impl PcapPort {
+impl Pcap {
     /// Decorates `port`, and truncates the file at `path`. When the port is dropped, the rest is
     /// written to the file, for two seconds at most. May block.
     ///
     /// # Errors
     /// The file cannot be created, or the thread cannot be started.
-    pub fn new(port: Arc<dyn Port>, path: &Path) -> io::Result<Self> {
+    pub fn around(port: Arc<dyn Port>, path: &Path) -> io::Result<Decorated<Self>> {
         Self::writing(port, create(path)?, path.display().to_string())
     }
 
@@ -209,11 +204,15 @@ impl PcapPort {
     ///
     /// # Errors
     /// The thread cannot be started.
-    pub fn streamed(port: Arc<dyn Port>, stream: OwnedFd, device: &str) -> io::Result<Self> {
+    pub fn streamed(
+        port: Arc<dyn Port>,
+        stream: OwnedFd,
+        device: &str,
+    ) -> io::Result<Decorated<Self>> {
         Self::writing(port, File::from(stream), format!("handed for {device}"))
     }
 
-    fn writing(port: Arc<dyn Port>, file: File, path: String) -> io::Result<Self> {
+    fn writing(port: Arc<dyn Port>, file: File, path: String) -> io::Result<Decorated<Self>> {
         let capture = Arc::new(Capture { path, ..Capture::default() });
         let shared = capture.clone();
         // Do not take this thread from the pool: it serves no queue, and only waits for a file.
@@ -223,14 +222,14 @@ impl PcapPort {
             shared.lock().is_done = true;
             shared.changed.notify_all();
         })?;
-        Ok(Self::around(port, Pcap { capture }))
+        Ok(Decorated::around(port, Self { capture }))
     }
 
     /// Returns the number of frames that passed without being captured, because the buffer was
     /// full.
     #[must_use]
     pub fn missed(&self) -> u64 {
-        self.decorator.capture.missed.load(Ordering::Relaxed)
+        self.capture.missed.load(Ordering::Relaxed)
     }
 }
 
@@ -239,7 +238,7 @@ impl Drop for Pcap {
         self.capture.lock().is_closed = true;
         self.capture.changed.notify_all();
         let path = &self.capture.path;
-        if !self.capture.is_done_within(TIMEOUT) {
+        if !self.capture.is_done_within(CAPTURE_END) {
             tracing::warn!(path, "the capture file is blocked; the end of the capture is lost");
         }
         let missed = self.capture.missed.load(Ordering::Relaxed);
@@ -331,7 +330,7 @@ impl PortRx for PcapRx {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::net::null::NullPort;
+    use manyring_backend::net::null::NullPort;
     use manyring_memory::{Mapping, SliceList};
     use manyring_wire::net::RawNetHeader;
 
@@ -342,7 +341,7 @@ mod tests {
     #[test]
     fn frames_of_both_ways_are_written_without_their_headers() {
         let file = tempfile::NamedTempFile::new().unwrap();
-        let port = PcapPort::new(Arc::new(NullPort::new(1, 64)), file.path()).unwrap();
+        let port = Pcap::around(Arc::new(NullPort::new(1, 64)), file.path()).unwrap();
         let memory = Arc::new(Mapping::anonymous(8192).unwrap());
         memory.slice(0, 4096).unwrap().write_from(b"................the frame that is sent");
         let slices = SliceList::of_mapping(&memory, &[(4, 18), (22, 16)]).unwrap();
@@ -355,7 +354,7 @@ mod tests {
         // A header that ends inside the second buffer.
         let buffers = [memory.slice(4096, 5).unwrap(), memory.slice(4101, 1000).unwrap()];
         assert_eq!(port.open_rx(0).unwrap().recv(&buffers), Ok(HEADER_SIZE + 64));
-        assert_eq!(port.missed(), 0);
+        assert_eq!(port.decorator.missed(), 0);
         drop(port);
         // The capture has ended; the port still works.
         assert_eq!(tx.send(&frames, 0).taken, 3);
@@ -415,7 +414,7 @@ mod tests {
         // CLOEXEC: a child of another test that inherited `writes` would keep the pipe open, and
         // the read below would never end.
         let (reads, writes) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).unwrap();
-        let port = PcapPort::streamed(Arc::new(NullPort::new(1, 64)), writes, "lan").unwrap();
+        let port = Pcap::streamed(Arc::new(NullPort::new(1, 64)), writes, "lan").unwrap();
         let memory = Arc::new(Mapping::anonymous(4096).unwrap());
         let buffers = [memory.slice(0, 1000).unwrap()];
         for _ in 0..3 {
@@ -432,8 +431,8 @@ mod tests {
     fn a_file_that_cannot_be_created_or_written_is_no_harm() {
         let port: Arc<dyn Port> = Arc::new(NullPort::new(1, 64));
         let folder = tempfile::tempdir().unwrap();
-        assert!(PcapPort::new(port.clone(), folder.path()).is_err());
-        assert!(PcapPort::new(port, Path::new("/dev/full")).is_err());
+        assert!(Pcap::around(port.clone(), folder.path()).is_err());
+        assert!(Pcap::around(port, Path::new("/dev/full")).is_err());
         let capture = Arc::new(Capture::default());
         capture.add(std::iter::once((64, |_: &mut [u8]| ())));
         capture.write_to(File::create("/dev/full").unwrap());
