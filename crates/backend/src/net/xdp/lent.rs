@@ -379,9 +379,15 @@ impl Port for XdpLentPort {
     fn set_attached(&self, index: usize, attached: bool) -> Result<(), Errno> {
         let pair = self.pair(index)?;
         self.owner.set_attached(index, attached)?;
-        let unused = self.state().unused[index].take_if(|_| attached);
+        let mut state = self.state();
+        if let Some(socket) = state.unused[index].as_ref().filter(|_| attached) {
+            // A socket that cannot be watched stays for the next attempt.
+            pair.watch(socket)?;
+        }
+        let unused = state.unused[index].take_if(|_| attached);
+        drop(state);
         if let Some(socket) = unused {
-            pair.open(socket, Left::default())?;
+            pair.begin(socket, Left::default());
         }
         if !attached && let Some(end) = &mut pair.rx().end {
             in_own_memory(|| end.drain());

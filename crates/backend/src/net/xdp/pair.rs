@@ -107,8 +107,21 @@ impl Pair {
     /// # Errors
     /// `ENOMEM`, `ENOSPC`: the host has no memory to watch the socket.
     pub(super) fn open(&self, socket: XdpSocket, left: Left) -> Result<(), Errno> {
-        let fd = socket.tx.fd();
-        epoll::add(&self.watched, fd, EventData::new_u64(0), EventFlags::IN)?;
+        self.watch(&socket)?;
+        self.begin(socket, left);
+        Ok(())
+    }
+
+    /// Watches a socket that is to be used next.
+    ///
+    /// # Errors
+    /// As [`Self::open`].
+    pub(super) fn watch(&self, socket: &XdpSocket) -> Result<(), Errno> {
+        epoll::add(&self.watched, socket.tx.fd(), EventData::new_u64(0), EventFlags::IN)
+    }
+
+    /// Uses a new socket that is watched already, as [`Self::open`] does.
+    pub(super) fn begin(&self, socket: XdpSocket, left: Left) {
         let mut inlet = self.rx();
         (inlet.end, inlet.is_broken) = (Some(socket.rx), false);
         inlet.generation += 1;
@@ -118,7 +131,6 @@ impl Pair {
         outlet.generation += 1;
         drop(outlet);
         self.let_go(left, false);
-        Ok(())
     }
 
     /// Sends a frame by the socket.
