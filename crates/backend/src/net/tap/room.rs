@@ -9,6 +9,8 @@
 use super::{State, TapPort};
 use crate::net::{RoomInfo, RoomSource};
 use crate::sys::link::{Change, InterfaceInfo};
+use crate::sys::tuntap as sys;
+use rustix::fd::AsFd;
 use rustix::io::Errno;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
@@ -160,18 +162,25 @@ impl TapPort {
     ///
     /// [`Overflow::is_settled`]: super::overflow::Overflow::is_settled
     pub(super) fn tend(&self) -> bool {
-        let Some(index) = self.index().filter(|_| self.room.info().source == RoomSource::Auto)
-        else {
+        if self.room.info().source != RoomSource::Auto {
             return true;
-        };
+        }
         let mut state = self.state();
-        let Ok(Some(link)) = self.links.at(index) else { return true };
+        let Some(link) = self.own_link() else { return true };
         // What a tap sends is for its reader; a macvtap receives for its reader.
         let lost = if link.tap.is_some() { link.tx_dropped } else { link.rx_dropped };
         if state.overflow.look(lost) {
             self.share_room(&state, false);
         }
         state.overflow.is_settled()
+    }
+
+    /// Returns the interface, unless another one has its number by now: the number of an interface
+    /// that was moved to another namespace is free here.
+    fn own_link(&self) -> Option<InterfaceInfo> {
+        let address = sys::hardware_address(self.queues[0].as_fd()).ok();
+        let link = self.links.at(self.index()?).ok().flatten();
+        link.filter(|link| link.address == address)
     }
 
     /// Leaves the length as it is: for ever if this process may not change it, else until the next
@@ -196,7 +205,7 @@ impl TapPort {
     /// Gives the interface the length that it had when it was opened.
     pub(super) fn restore_length(&self) {
         let former = self.room.former.load(Ordering::Relaxed);
-        if former > 0 {
+        if former > 0 && self.own_link().is_some() {
             let _ = self.set_length(former, false);
         }
     }
