@@ -378,7 +378,7 @@ device_table! {
         /// The most bytes of sent frames that the host holds, for each queue of the tap.
         sndbuf: Option<u32> = Reconnect, all(1, INT_MAX);
         /// Frames that wait for the guest at most, in all queues together that it uses: "auto"
-        /// (default: 1000), 1 to 1000000, or "host": each queue has the interface's own length.
+        /// (1000), 1 to 1000000, or "host" (default): each queue has the interface's own length.
         txqueuelen: Option<RawRoom> = Reconnect;
         /// Join consecutive packets of one flow into one GSO packet before it is written to the
         /// tap; default true.

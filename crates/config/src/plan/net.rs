@@ -365,7 +365,7 @@ fn txqueuelen(
 ) -> Result<Option<QueueRoom>, PlanError> {
     let has_queues =
         matches!(port, PortPlan::Tap { .. } | PortPlan::TapFds(_) | PortPlan::Macvtap { .. });
-    let Some(RawRoom(text)) = raw else { return Ok(has_queues.then_some(QueueRoom::Auto)) };
+    let Some(RawRoom(text)) = raw else { return Ok(has_queues.then_some(QueueRoom::Host)) };
     match (text.as_str(), text.parse()) {
         ("auto", _) => Ok(Some(QueueRoom::Auto)),
         ("host", _) => Ok(Some(QueueRoom::Host)),

@@ -89,7 +89,7 @@ pub(crate) struct NetArgs {
     pub(crate) sndbuf: Option<u32>,
     /// Packets that may wait in the tap for the guest, in all of its queues together: a number;
     /// auto: 1000, where the daemon may set that; host: as the host has it, for each queue
-    /// [default: auto].
+    /// [default: host].
     #[arg(long, value_name = "FRAMES")]
     pub(crate) txqueuelen: Option<RawRoom>,
     /// Join consecutive packets of one flow into one GSO packet before it is written to the tap

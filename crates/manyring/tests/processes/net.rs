@@ -125,7 +125,7 @@ fn frames_pass_through_a_device_process_whoever_owns_the_control_queue_and_its_e
 fn the_queues_in_use_share_one_room_and_a_daemon_without_the_right_says_that_they_do_not() {
     let config = "[daemon]\ncontrol = '@/control'\nworkers = 1\n\
         [[net]]\nname = 'lan'\nsocket_path = '@/lan'\ntap = 'lan0'\nqueue_pairs = 2\n\
-        domain = 'a'\n";
+        txqueuelen = 'auto'\ndomain = 'a'\n";
     let all_rights = "exec";
     let no_right = "exec setpriv --bounding-set -net_admin --inh-caps -net_admin";
     for (behind, source, two) in [(all_rights, "auto", 500), (no_right, "host", 700)] {
@@ -172,7 +172,8 @@ fn the_queues_in_use_share_one_room_and_a_daemon_without_the_right_says_that_the
 #[test]
 fn queues_that_lose_nothing_have_a_whole_room_each_in_time() {
     in_own_space(|| {
-        let daemon = serve();
+        let auto = CONFIG.replace("tap = 'lan0'", "tap = 'lan0'\ntxqueuelen = 'auto'");
+        let daemon = Daemon::run(&auto, &["lan", "other", "control"]);
         let _driver = connect(&daemon, ControlOwner::FrontEnd);
         let length = || link("lan0").unwrap().txqueuelen;
         assert!(wait_until(|| length() == 500), "{}", daemon.log());

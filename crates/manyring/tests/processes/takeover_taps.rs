@@ -11,7 +11,8 @@ use rustix::process::{Pid, Signal, kill_process};
 /// Two taps, one of a single queue and one of two.
 const TAPS: &str = "[daemon]\ncontrol = '@/control'\nworkers = 1\n\
     [[net]]\nname = 'one'\nsocket_path = '@/one'\ntap = 'one0'\ndomain = 'a'\n\
-    [[net]]\nname = 'two'\nsocket_path = '@/two'\ntap = 'two%d'\nqueue_pairs = 2\ndomain = 'b'\n";
+    [[net]]\nname = 'two'\nsocket_path = '@/two'\ntap = 'two%d'\nqueue_pairs = 2\n\
+    txqueuelen = 'auto'\ndomain = 'b'\n";
 
 /// A datagram leaves by each pair.
 fn sends(driver: &mut NetDriver, host: &Host) {

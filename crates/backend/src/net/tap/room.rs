@@ -18,9 +18,9 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum QueueRoom {
     /// This daemon, where it may: [`ROOM`] frames, together or each (`overflow.rs`).
-    #[default]
     Auto,
     /// The host: the interface keeps its length, which each queue has for itself.
+    #[default]
     Host,
     /// The operator: so many frames.
     Frames(u32),
