@@ -56,7 +56,8 @@ struct Shared {
 
 #[derive(Debug, Default)]
 struct State {
-    /// Waiting tasks: at most as many as the rings of the disk's queues have entries.
+    /// The tasks that no thread has begun. Each belongs to a request in flight, so there are at
+    /// most as many tasks as the rings of the disk's queues have entries.
     tasks: VecDeque<DiskJob>,
     /// True if one of `tasks` is a flush.
     flush_waits: bool,

@@ -70,7 +70,7 @@ const ZERO_RANGE: i32 = 1 | 16;
 /// before it has prepared all of it, so the disk idles during a long one. Measured at a depth of
 /// 32: bursts of 4 reach 0.94 of the rate of fio without a guest, unbounded ones 0.82.
 const DIRECT_BURST: usize = 4;
-/// A transfer that costs more than copying so many bytes is left to a kernel thread.
+/// A transfer that costs more than to copy this many bytes is made by a thread of the kernel.
 const INLINE_BYTES: u64 = 128 << 10;
 /// Most bytes of one entry, so that the kernel's few threads take turns among requests.
 const PIECE_BYTES: u64 = 4 << 20;

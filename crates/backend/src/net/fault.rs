@@ -18,7 +18,8 @@ pub struct FaultOptions {
     pub drop_rx_every: u64,
     /// Every n-th frame that arrives has its last byte inverted.
     pub corrupt_rx_every: u64,
-    /// Before every n-th frame the port is full, once; it reports at once that it has room again.
+    /// Before every n-th frame the port refuses frames once as if it were full, and reports at once
+    /// that it takes frames again.
     pub block_tx_every: u64,
     /// Before every n-th frame the host is out of memory, once.
     pub no_memory_every: u64,

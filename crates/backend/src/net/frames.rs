@@ -50,7 +50,7 @@ pub struct Frames {
 }
 
 impl Frames {
-    /// Makes an empty burst with room for [`FRAMES_MAX`] frames.
+    /// Makes an empty burst for at most [`FRAMES_MAX`] frames.
     ///
     /// # Errors
     /// [`MemoryError::Map`]: the host has no memory for the headers.
@@ -58,7 +58,7 @@ impl Frames {
         Self::with_own(FRAMES_MAX, HEADER_SIZE)
     }
 
-    /// Makes an empty burst with room for one joined frame (`merge.rs`).
+    /// Makes an empty burst for one joined frame (`merge.rs`).
     ///
     /// # Errors
     /// As for [`Self::new`].
@@ -66,7 +66,7 @@ impl Frames {
         Self::with_own(1, HEADER_SIZE + HEAD_SIZE_MAX)
     }
 
-    /// Makes an empty burst for a switch's channel, with room for [`FRAMES_MAX`] frames.
+    /// Makes an empty burst for a switch's channel, for at most [`FRAMES_MAX`] frames.
     ///
     /// # Errors
     /// As for [`Self::new`].
@@ -81,7 +81,7 @@ impl Frames {
     }
 
     /// Adds a joined frame, the only frame of its burst: `header` and `head`, then the bytes of
-    /// each of `payloads` behind the first `skip`. Returns false if there is no room.
+    /// each of `payloads` behind the first `skip`. Returns false if the burst is full.
     ///
     /// # Panics
     /// If the burst has frames of another memory snapshot.

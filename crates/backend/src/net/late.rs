@@ -170,7 +170,8 @@ struct Kept {
 #[derive(Debug)]
 struct LateTx {
     inner: Box<dyn PortTx>,
-    /// At most as many as a ring has entries: each frame has a token of its own.
+    /// The frames that are sent later. Each frame has a token of its own, so there are at most as
+    /// many frames as the ring has entries.
     frames: Vec<Kept>,
     random: u64,
     calls_max: u32,

@@ -26,10 +26,11 @@ use manyring_wire::net::{HDR_F_NEEDS_CSUM, HDR_GSO_NONE};
 
 /// The most open groups: if more flows alternate in a burst, the oldest group is closed.
 const OPEN_MAX: usize = 8;
-/// After so many planned bursts in a row without a joined frame, only some bursts are planned.
+/// Number of planned bursts in a row without a joined frame, after which the merger plans only
+/// some of the bursts.
 const VAIN_MAX: u32 = 8;
-/// The merger prefetches the cache line of the frame that is so many frames ahead of the parsed
-/// one.
+/// Distance, in frames, between the frame that the merger parses and the frame whose cache line it
+/// prefetches.
 const LOOK_AHEAD: usize = 2;
 /// Only one burst in this many is planned then, since parsing costs some 50 ns for each frame.
 const LOOK_EVERY: u32 = 16;

@@ -50,7 +50,8 @@ pub const FRAMES_MAX: usize = 64;
 /// Frames of a group. The chains of a group are published while the rest of the burst is being
 /// sent, so that a driver that polls gets its first buffers back early.
 pub const GROUP_FRAMES: usize = 16;
-/// A group also ends after so many bytes: a long frame costs the host as much as forty short ones.
+/// Bytes after which a group ends, even if it has fewer than [`GROUP_FRAMES`] frames: a long frame
+/// costs the host as much as forty short frames.
 pub const GROUP_BYTES: usize = 256 << 10;
 const _: () = assert!(FRAMES_MAX <= u64::BITS as usize, "`Sent::lost` has a bit for each");
 

@@ -33,7 +33,8 @@ impl Image {
         let _sizing = self.sizing.lock().unwrap_or_else(PoisonError::into_inner);
         let size = size_of_file(&self.file).unwrap_or(u64::MAX);
         let written = write();
-        // If the file is longer than `end`, the operator extended it meanwhile.
+        // A file that is now longer than `end` was extended by the operator during the write: the
+        // disk must not cut it.
         if size_of_file(&self.file).is_ok_and(|now| now > size && now <= end) {
             // If this fails, the file stays longer by some zeroes; the disk has its size anyway.
             let _ = rustix::fs::ftruncate(&self.file, size);

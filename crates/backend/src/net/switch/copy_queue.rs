@@ -9,8 +9,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 /// The most frame copies that wait for one receiveq, and their bytes.
 pub(super) const FRAME_COPIES_MAX: usize = 512;
 const FRAME_COPY_BYTES_MAX: usize = 1 << 20;
-/// When so many channels wait that the receiver has not taken, those that their senders have left
-/// are dropped.
+/// Number of channels that wait for a receiver. Above this number, the queue drops the channels
+/// whose senders are gone.
 const CHANNELS_UNSEEN: usize = 64;
 /// How often a lock is tried before the frame copy or channel is dropped: its holder only moves a
 /// pointer.

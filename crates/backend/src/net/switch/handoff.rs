@@ -99,7 +99,7 @@ impl<T> SpscQueue<T> {
             *place = Place::Full(thing);
             return Ok(());
         }
-        // Read `done` again: the taker may have skipped that place meanwhile.
+        // The taker may have freed a place since `done` was read: read `done` again.
         if put.wrapping_sub(self.done.load(Ordering::Acquire)) >= PLACES {
             return Err(thing);
         }

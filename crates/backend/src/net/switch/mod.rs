@@ -206,8 +206,8 @@ impl Map {
         Self { ports, pinned, uplink }
     }
 
-    /// Returns the port of `vlan` for which this MAC address is configured; `None`: there is none,
-    /// or there are several.
+    /// Returns the port of `vlan` whose configured MAC address this is. Returns `None` if no port
+    /// of `vlan` has this address, or if several have it.
     fn owner(&self, address: &[u8], vlan: u16) -> Option<&Arc<Destination>> {
         let first = self.pinned.partition_point(|(mac, _)| mac[..] < *address);
         let same = self.pinned[first..].iter().take_while(|(mac, _)| mac[..] == *address);
