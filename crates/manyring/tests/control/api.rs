@@ -2,7 +2,7 @@
 //! the names of `docs/design/0001`.
 
 use crate::support::client::Client;
-use crate::support::process::{self, Daemon, Running, TIMEOUT, end_of};
+use crate::support::process::{self, Daemon, Running, TIMEOUT, end_of, wait_until};
 use crate::support::program::{fetch, http, http_json, manyring, output_of, shown};
 use manyring_engine::QueueStats;
 use serde_json::Value;
@@ -60,6 +60,12 @@ impl Served {
     fn work(&self) -> Client {
         let mut client = Client::connect(&self.daemon.socket_of("vda"), 2);
         self.work_more(&mut client);
+        // A device process that does not tell its counters in time has those shown that it told
+        // last.
+        assert!(wait_until(|| {
+            let queues = self.get("/v1/devices/vda")["queues"].clone();
+            [(0, 5), (1, 3)].iter().all(|(q, count)| queues[q]["counters"]["requests"] == *count)
+        }));
         client
     }
 

@@ -6,7 +6,7 @@ use crate::support::datagram::{Host, datagram, payload};
 use crate::support::process::{Daemon, end_of, states, wait_until};
 use crate::support::program::{http, http_json, shown};
 use crate::support::space::{in_own_space, link, run};
-use crate::support::view::{View, assert_alike, table};
+use crate::support::view::{View, await_alike, table};
 use crate::takeover::{die_after, has_ended, log, take_over};
 use manyring_driver::{NetDriver, NetDriverOptions};
 use manyring_wire::net::RawNetHeader;
@@ -171,9 +171,7 @@ fn a_switch_is_shown_alike_in_the_daemon_and_in_a_device_process() {
     let daemons = ["one", "user"].map(serve);
     let alike = |when: &str| {
         let of = |daemon: &Daemon| View::of(&daemon.socket_of("control"), daemon.folder());
-        let [here, apart] = daemons.each_ref().map(of);
-        assert_alike(&here, &apart, when);
-        here
+        await_alike(|| daemons.each_ref().map(of), when)
     };
     alike("nobody uses it");
     for name in ["a", "b"] {

@@ -2,7 +2,7 @@
 
 use crate::support::process::Daemon;
 use crate::support::program::http_json;
-use crate::support::view::{View, assert_alike, table};
+use crate::support::view::{View, await_alike, table};
 use manyring_driver::{BlkDriver, BlkDriverOptions, NetDriver, NetDriverOptions};
 use std::path::Path;
 
@@ -30,9 +30,7 @@ fn a_disk_and_a_network_are_shown_alike_in_the_daemon_and_in_a_device_process() 
     let daemons = ["one", "device"].map(serve);
     let alike = |when: &str| {
         let of = |daemon: &Daemon| View::of(&daemon.socket_of("control"), daemon.folder());
-        let [here, apart] = daemons.each_ref().map(of);
-        assert_alike(&here, &apart, when);
-        here
+        await_alike(|| daemons.each_ref().map(of), when)
     };
     let idle = alike("nobody uses them");
     assert_eq!(idle.devices.len(), NAMES.len());

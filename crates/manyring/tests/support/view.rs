@@ -1,5 +1,6 @@
 //! All that is shown of a daemon's devices, for comparison with what another daemon shows.
 
+use super::process::wait_until;
 use super::program::{http, manyring, output_of, shown};
 use serde_json::Value;
 use std::collections::BTreeSet;
@@ -22,6 +23,15 @@ pub(crate) struct View {
 }
 
 impl View {
+    /// What the daemon shows once its first device shows so many requests of its first queue. A
+    /// device process that does not tell its counters in time has those shown that it told last.
+    pub(crate) fn after(requests: u64, (control, folder): (&Path, &Path)) -> Self {
+        let counted =
+            |view: &Self| view.devices[0]["queues"][0]["counters"]["requests"] == requests;
+        let _ = wait_until(|| counted(&Self::of(control, folder)));
+        Self::of(control, folder)
+    }
+
     /// What the daemon behind this socket shows, which has its files in this folder.
     pub(crate) fn of(control: &Path, folder: &Path) -> Self {
         let folder = folder.display().to_string();
@@ -44,6 +54,18 @@ impl View {
             devices,
         }
     }
+}
+
+/// Asks two daemons until they show the same. A device process that does not tell its counters in
+/// time has those shown that it told last, so one look may come too early.
+pub(crate) fn await_alike(daemons: impl Fn() -> [View; 2], when: &str) -> View {
+    let _ = wait_until(|| {
+        let [here, apart] = daemons();
+        here == apart
+    });
+    let [here, apart] = daemons();
+    assert_alike(&here, &apart, when);
+    here
 }
 
 /// Two daemons show the same.

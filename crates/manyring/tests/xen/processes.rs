@@ -430,21 +430,23 @@ fn guests_disk_is_shown_alike_in_the_daemon_and_in_a_device_process() {
     let [here, apart] = ["one", "device"].map(|domains| {
         let mut world = World::new();
         let daemon = serve(&world, domains);
-        let view = |world: &World| View::of(&world.path("control"), &world.path(""));
+        let view = |world: &World, requests| {
+            View::after(requests, (&world.path("control"), &world.path("")))
+        };
         let (domain, image) = (world.domain(7), world.image("disk"));
         let disk = world.announce(7, XVDA, &image);
         world.await_node(&disk, "state", "2");
-        let idle = view(&world);
+        let idle = view(&world, 0);
         world.resize("xen-vbd-7-51712", "16M");
         let mut front = connect(&domain, &disk, 2);
         assert_eq!(front.disk.sectors, 32_768);
         for _ in 0..2 {
             write(&mut front, 0);
         }
-        let connected = view(&world);
+        let connected = view(&world, 2);
         assert_eq!(front.close().unwrap(), 0, "pages stay mapped");
         world.await_node(&disk, "state", "6");
-        let left = view(&world);
+        let left = view(&world, 2);
         assert!(daemon.terminate().success());
         [idle, connected, left]
     });
