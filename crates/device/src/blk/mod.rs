@@ -10,9 +10,9 @@ mod host_disk;
 mod limited;
 mod pending;
 mod requests;
-mod room;
 mod state;
 mod virtio;
+mod waiting_for_space;
 
 pub use host::OnFull;
 pub use host_disk::{HostDisk, Resize};

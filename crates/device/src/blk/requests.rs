@@ -12,7 +12,7 @@
 
 use super::host::{FailedRequest, HostErrors};
 use super::pending::{InFlight, Kind, PendingRequests};
-use super::room::SpaceWaiters;
+use super::waiting_for_space::SpaceWaiters;
 use manyring_backend::blk::{Burst, Completion, DiskQueue, Op};
 use manyring_backend::sys::uring::Ring;
 use manyring_engine::stats::QueueStats;

@@ -1,10 +1,10 @@
 //! Every kind of request, well-formed and not, from a driver's ring to a disk and back, without a
 //! thread: the driver half is the guest, a memory disk the host.
 
+mod in_flight_max;
 mod limited;
 pub(crate) mod moderation;
 mod recall;
-mod room;
 
 mod state;
 

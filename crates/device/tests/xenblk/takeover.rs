@@ -1,6 +1,6 @@
 //! A back-end whose process ends under load, and the next one, which takes its ring over.
 
-mod room;
+mod full_host;
 
 use crate::guest::{ENTRIES, SECTORS, TIMEOUT, World, memory, pattern, until, usual};
 use manyring_backend::blk::fault::{FaultDisk, FaultPlan};

@@ -1,7 +1,7 @@
 //! A queue with a limit: refused requests stay in the ring in their order, cost nothing while they
 //! wait, and delay neither a stop nor a change.
 
-use super::room::{ADDRESSES, BEHIND, MEMORY, RING};
+use super::in_flight_max::{ADDRESSES, BEHIND, MEMORY, RING};
 use super::*;
 use manyring_engine::limit::{Group, Rates};
 use manyring_engine::policy::polling::Decision;

@@ -1,7 +1,7 @@
 //! Notifications of a block queue that are held back as the operator wishes: after how many
 //! requests and how long, and that none is lost.
 
-use super::room::{ADDRESSES, BEHIND, RING, rig_with};
+use super::in_flight_max::{ADDRESSES, BEHIND, RING, rig_with};
 use super::*;
 use manyring_backend::blk::{Burst, Completion, DiskQueue, Geometry};
 use manyring_backend::sys::uring::Ring;

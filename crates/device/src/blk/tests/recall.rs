@@ -1,7 +1,7 @@
 //! A queue that stops: what its disk has not done goes back into the ring, as far as that leaves no
 //! gap, and the next queue serves it from the base on.
 
-use super::room::{ADDRESSES, BEHIND, MEMORY, RING, rig_in, rig_with, serve_in};
+use super::in_flight_max::{ADDRESSES, BEHIND, MEMORY, RING, rig_in, rig_with, serve_in};
 use super::*;
 use manyring_backend::blk::{Burst, Completion, DiskQueue, Geometry};
 use manyring_backend::sys::uring::Ring;
