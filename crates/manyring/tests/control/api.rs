@@ -188,7 +188,7 @@ fn a_refused_request_costs_a_short_line_whatever_it_names() {
     assert!((400..500).contains(&status), "{status}");
     let log = || served.daemon.log();
     let is_told = || log().contains("control request refused");
-    assert!(process::wait_until(is_told), "{}", log());
+    assert!(wait_until(is_told), "{}", log());
     let line = log().lines().find(|line| line.contains("control request refused")).map(str::len);
     assert!(line.is_some_and(|len| len < 1000), "{line:?}");
 }
@@ -361,7 +361,7 @@ fn the_command_stats_watches_until_nobody_reads() {
     };
     assert!(rate <= 6.0, "five in an interval, not the ten of all time: {rate}");
     drop(lines);
-    let ended = process::wait_until(|| child.try_wait().unwrap().is_some());
+    let ended = wait_until(|| child.try_wait().unwrap().is_some());
     let _ = child.kill();
     assert!(ended && end_of(&mut child).success());
 }
