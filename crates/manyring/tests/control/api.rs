@@ -2,7 +2,7 @@
 //! the names of `docs/design/0001`.
 
 use crate::support::client::Client;
-use crate::support::process::{self, Daemon, Running, TIMEOUT, end_of, wait_until};
+use crate::support::process::{Daemon, Running, TIMEOUT, end_of, wait_until};
 use crate::support::program::{fetch, http, http_json, manyring, output_of, shown};
 use manyring_engine::QueueStats;
 use serde_json::Value;
