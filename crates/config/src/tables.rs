@@ -10,7 +10,7 @@ mod text;
 pub use fault::{RawFault, RawNetFault};
 pub use limit::{RawLimit, RawLimitOption, RawScalar};
 pub use switch::RawSwitch;
-pub use text::{RawAccount, RawRoom, RawSize};
+pub use text::{RawAccount, RawQueueLength, RawSize};
 
 use crate::key_class::{Class, Given, INT_MAX, Key, Numbers, all, some};
 use clap::Args;
@@ -379,7 +379,7 @@ device_table! {
         sndbuf: Option<u32> = Reconnect, all(1, INT_MAX);
         /// Frames that wait for the guest at most, in all queues together that it uses: "auto"
         /// (1000), 1 to 1000000, or "host" (default): each queue has the interface's own length.
-        txqueuelen: Option<RawRoom> = Reconnect;
+        txqueuelen: Option<RawQueueLength> = Reconnect;
         /// Join consecutive packets of one flow into one GSO packet before it is written to the
         /// tap; default true.
         merge: Option<bool> = Reconnect;

@@ -75,7 +75,7 @@ fn devices(out: &mut Text, state: &State) {
     gauge("manyring_device_connected", None, "1 while a front-end is connected", &|view| {
         Some((*view.connected.borrow()).into())
     });
-    rooms(out, state);
+    queue_lengths(out, state);
     let all = state.devices.all();
     let help = "1 while the device is not served; label key: the key of the missing resource";
     out.family("manyring_device_waiting", Sort::Gauge, None, help);
@@ -97,21 +97,22 @@ fn devices(out: &mut Text, state: &State) {
     }
 }
 
-/// The rooms of the interfaces.
-fn rooms(out: &mut Text, state: &State) {
+/// The queue lengths of the interfaces.
+fn queue_lengths(out: &mut Text, state: &State) {
     let served = state.devices.served();
-    let rooms = served.iter().filter_map(|d| Some((&d.view, d.view.side.as_net()?.port().room()?)));
-    let rooms: Vec<_> = rooms.collect();
+    let lengths =
+        served.iter().filter_map(|d| Some((&d.view, d.view.side.as_net()?.port().queue_length()?)));
+    let lengths: Vec<_> = lengths.collect();
     let help = "Frames that may wait for the guest in the interface, and who has chosen them";
     out.family("manyring_device_txqueuelen_frames", Sort::Gauge, None, help);
-    for (view, room) in &rooms {
-        let labels = format_args!("device=\"{}\",source=\"{}\"", view.name(), room.source.word());
-        out.line(labels, room.frames);
+    for (view, length) in &lengths {
+        let labels = format_args!("device=\"{}\",source=\"{}\"", view.name(), length.source.word());
+        out.line(labels, length.frames);
     }
     let help = "Times the length of the interface was changed";
     out.family("manyring_device_txqueuelen_changes", Sort::Counter, None, help);
-    for (view, room) in &rooms {
-        out.line(format_args!("device=\"{}\"", view.name()), room.changes);
+    for (view, length) in &lengths {
+        out.line(format_args!("device=\"{}\"", view.name()), length.changes);
     }
 }
 

@@ -4,7 +4,7 @@
 #![allow(unused_qualifications, reason = "utoipa's macros write types by longer paths than needed")]
 
 use manyring_backend::blk::Connection;
-use manyring_backend::net::RoomInfo;
+use manyring_backend::net::QueueLengthInfo;
 use manyring_backend::net::switch::PortCounters;
 use manyring_config::plan::mac_text;
 use manyring_device::SideKind;
@@ -107,7 +107,7 @@ pub enum Detail {
         /// How many frames may wait for the guest in the interface. Absent: the port has no queues
         /// of the host, or another process opened them.
         #[serde(default, skip_serializing_if = "Option::is_none")]
-        txqueuelen: Option<Room>,
+        txqueuelen: Option<QueueLength>,
         /// The counters of the port of a switch, by the names of [`PortCounters`].
         #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
         switch: BTreeMap<String, u64>,
@@ -118,7 +118,7 @@ pub enum Detail {
 
 /// How many frames may wait for a guest in the queues of its interface that the host uses.
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize, ToSchema)]
-pub struct Room {
+pub struct QueueLength {
     /// Frames, in all these queues together; 0: unknown.
     pub frames: u32,
     /// Who has chosen them: `auto`, `operator`, or `host`, where each queue has the length of the
@@ -128,8 +128,8 @@ pub struct Room {
     pub changes: u64,
 }
 
-impl From<RoomInfo> for Room {
-    fn from(RoomInfo { frames, source, changes }: RoomInfo) -> Self {
+impl From<QueueLengthInfo> for QueueLength {
+    fn from(QueueLengthInfo { frames, source, changes }: QueueLengthInfo) -> Self {
         Self { frames, source: source.word().to_owned(), changes }
     }
 }
@@ -273,7 +273,7 @@ impl Detail {
             link: if net.is_link_up() { "up" } else { "down" }.to_owned(),
             queue_pairs: net.queue_pairs(),
             attached_pairs: net.attached_pairs(),
-            txqueuelen: port.room().map(Room::from),
+            txqueuelen: port.queue_length().map(QueueLength::from),
             switch: port.counted().map(switch_counters).unwrap_or_default(),
         }
     }

@@ -38,7 +38,7 @@ use manyring_backend::blk::Disk;
 use manyring_backend::blk::memory::MemoryDisk;
 use manyring_backend::blk::null::NullDisk;
 use manyring_backend::net::null::NullPort;
-use manyring_backend::net::tap::{QueueRoom, TapOptions, TapPort, TapSource};
+use manyring_backend::net::tap::{QueueLength, TapOptions, TapPort, TapSource};
 use manyring_device::bench::SoloRunning;
 use manyring_device::blk::blkif::Attachment;
 use manyring_engine::{Activation, Call, Event, Kick};
@@ -345,7 +345,7 @@ fn tap() -> TapPort {
         source,
         queue_pairs: 1,
         sndbuf: None,
-        txqueuelen: QueueRoom::Host,
+        txqueuelen: QueueLength::Host,
         merge: true,
         steer: false,
         mtu: None,

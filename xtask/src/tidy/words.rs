@@ -66,7 +66,7 @@ const MIRRORS: [&str; 3] = [
     concat!("security.", "debian.org"),
 ];
 /// Names that something had before it got the field's name, which is the second one.
-const FORMER: [(&str, &str); 11] = [
+const FORMER: [(&str, &str); 14] = [
     (concat!("ho", "use"), "supervisor, or DeviceManager"),
     (concat!("--ho", "use"), "--isolate"),
     (concat!("/v1/ro", "oms"), "/v1/processes"),
@@ -78,6 +78,9 @@ const FORMER: [(&str, &str); 11] = [
     (concat!("beq", "uest"), "handoff request"),
     (concat!("beq", "ueath"), "hand off"),
     (concat!("PAT", "IENCE"), "TIMEOUT"),
+    (concat!("Queue", "Room"), "QueueLength"),
+    (concat!("Room", "Info"), "QueueLengthInfo"),
+    (concat!("Room", "Source"), "QueueLengthSource"),
 ];
 const NAMELESS: [&str; 6] = ["common", "helper", "helpers", "manager", "misc", "utils"];
 

@@ -4,7 +4,7 @@
 use super::switch::PortCounters;
 use super::tap::TapError;
 use super::tap::lent::Lent;
-use super::{HostFilter, Port, PortRx, PortTx, RoomInfo};
+use super::{HostFilter, Port, PortRx, PortTx, QueueLengthInfo};
 use crate::sys::link::LinkEvent;
 use manyring_wire::net::Offloads;
 use manyring_wire::net::rss::Rss;
@@ -76,12 +76,12 @@ impl<D: Decorator> Port for Decorated<D> {
         self.inner.mtu()
     }
 
-    fn room(&self) -> Option<RoomInfo> {
-        self.inner.room()
+    fn queue_length(&self) -> Option<QueueLengthInfo> {
+        self.inner.queue_length()
     }
 
-    fn tend_room(&self) -> bool {
-        self.inner.tend_room()
+    fn adapt_queue_length(&self) -> bool {
+        self.inner.adapt_queue_length()
     }
 
     fn open_tx(&self, index: usize) -> Result<Box<dyn PortTx>, Errno> {

@@ -69,7 +69,7 @@ pub struct HostFilter {
 
 /// Who has chosen how many frames may wait in the host's queues.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum RoomSource {
+pub enum QueueLengthSource {
     /// This daemon.
     Auto,
     /// The operator.
@@ -78,7 +78,7 @@ pub enum RoomSource {
     Host,
 }
 
-impl RoomSource {
+impl QueueLengthSource {
     /// The word for it in stats and metrics.
     #[must_use]
     pub const fn word(self) -> &'static str {
@@ -92,11 +92,11 @@ impl RoomSource {
 
 /// How many frames may wait for the guest in the queues that the host uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct RoomInfo {
+pub struct QueueLengthInfo {
     /// Frames, in all these queues together; 0: unknown.
     pub frames: u32,
     /// Who has chosen them.
-    pub source: RoomSource,
+    pub source: QueueLengthSource,
     /// How often the length of the interface was changed.
     pub changes: u64,
 }
@@ -126,14 +126,14 @@ pub trait Port: Send + Sync + std::fmt::Debug {
 
     /// Returns how many frames may wait for the guest in the host's queues; `None`: the port has no
     /// such queues. Does not block.
-    fn room(&self) -> Option<RoomInfo> {
+    fn queue_length(&self) -> Option<QueueLengthInfo> {
         None
     }
 
-    /// Divides [`Self::room`] by what was lost since the last call. Called once a second while the
-    /// host uses several pairs. Returns true if nothing is expected to change soon: the next call
-    /// can come later. May block.
-    fn tend_room(&self) -> bool {
+    /// Divides [`Self::queue_length`] by what was lost since the last call. Called once a second
+    /// while the host uses several pairs. Returns true if nothing is expected to change soon: the
+    /// next call can come later. May block.
+    fn adapt_queue_length(&self) -> bool {
         true
     }
 

@@ -24,7 +24,7 @@ pub use error::{TAP_QUEUE_PAIRS_MAX, TapError};
 
 use super::merge::Merger;
 use super::reception::Reception;
-use super::{HostFilter, Port, PortRx, PortTx, RoomInfo};
+use super::{HostFilter, Port, PortRx, PortTx, QueueLengthInfo};
 use crate::sys::link::{Change, InterfaceInfo, LinkEvent, Links};
 use crate::sys::tuntap as sys;
 use again::{Wanted, prepare};
@@ -39,8 +39,8 @@ pub(super) use open::{check_mtu, check_queue_pairs};
 pub use open::{check_name, look};
 use overflow::Overflow;
 use queue::{TapRx, TapTx};
-use queue_length::Room;
-pub use queue_length::{QueueRoom, ROOM, ROOM_SHARERS_MAX};
+use queue_length::LengthState;
+pub use queue_length::{QUEUE_LENGTH, QUEUE_LENGTH_SHARERS_MAX, QueueLength};
 use queues::Queues;
 use rss::Hashed;
 use rustix::fd::{AsFd, AsRawFd, OwnedFd};
@@ -87,7 +87,7 @@ pub struct TapOptions {
     /// default.
     pub sndbuf: Option<u32>,
     /// How many frames may wait for the guest, in all queues that the host uses together.
-    pub txqueuelen: QueueRoom,
+    pub txqueuelen: QueueLength,
     /// Join frames of a flow that come together: the host cuts them again where it must.
     pub merge: bool,
     /// Choose the queue of each frame to the guest by a table that this port fills, if the host
@@ -159,7 +159,7 @@ pub struct TapPort {
     /// Which frames the interface passes to the guest, if the interface is a macvtap.
     reception: Reception,
     /// How many frames may wait in the attached queues together.
-    room: Room,
+    queue_length: LengthState,
     state: Mutex<State>,
     /// The host's MTU, 0 if it has none. It lies outside the lock, so that reading it waits for no
     /// call of the host.
@@ -223,7 +223,11 @@ impl TapPort {
             guest_mac: is_stacked.and_then(|link| link.address),
             reception: Reception::default(),
             links: opened.links,
-            room: Room::new((settings.txqueuelen, count), opened.link.as_ref(), opened.is_left),
+            queue_length: LengthState::new(
+                (settings.txqueuelen, count),
+                opened.link.as_ref(),
+                opened.is_left,
+            ),
             state: Mutex::new(State {
                 is_multi_queue: opened.is_multi_queue,
                 is_gone: false,
@@ -242,7 +246,7 @@ impl TapPort {
         port.show_carrier(true);
         port.detach_all()?;
         // Here an error fails the start. When pairs are attached later, an error is only logged.
-        port.begin_room()
+        port.begin_queue_length()
             .map_err(|errno| TapError::system(&port.name, "set its txqueuelen", errno))?;
         if let Some(link) = is_stacked {
             port.reception.begin(&port.name, link);
@@ -358,12 +362,12 @@ impl Port for TapPort {
         Some(self.mtu.load(Ordering::Relaxed)).filter(|mtu| *mtu > 0)
     }
 
-    fn room(&self) -> Option<RoomInfo> {
-        Some(self.room.info())
+    fn queue_length(&self) -> Option<QueueLengthInfo> {
+        Some(self.queue_length.info())
     }
 
-    fn tend_room(&self) -> bool {
-        self.tend()
+    fn adapt_queue_length(&self) -> bool {
+        self.adapt()
     }
 
     fn open_tx(&self, index: usize) -> Result<Box<dyn PortTx>, Errno> {
@@ -403,7 +407,7 @@ impl Port for TapPort {
             if had_none {
                 self.show_carrier(state.link_up);
             }
-            self.share_room(&state, false);
+            self.share_queue_length(&state, false);
         }
         Ok(())
     }
@@ -495,7 +499,7 @@ mod tests {
             index: AtomicU32::new(0),
             guest_mac: None,
             reception: Reception::default(),
-            room: Room::new((QueueRoom::Host, 1), None, false),
+            queue_length: LengthState::new((QueueLength::Host, 1), None, false),
             state: Mutex::new(State {
                 is_multi_queue: true,
                 is_gone: false,

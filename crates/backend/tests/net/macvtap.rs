@@ -2,7 +2,7 @@
 
 use crate::guest::{GUEST, Guest, HOST, checksum, ether_type, ethernet, halves, ipv4, is_ipv4};
 use crate::space::{in_own_space, link, run};
-use manyring_backend::net::tap::QueueRoom;
+use manyring_backend::net::tap::QueueLength;
 use manyring_backend::net::tap::macvtap::{self, MacvtapOptions};
 use manyring_backend::net::{HostFilter, Port};
 use std::net::UdpSocket;
@@ -17,7 +17,7 @@ fn options(queue_pairs: usize) -> MacvtapOptions {
         name,
         queue_pairs,
         sndbuf: None,
-        txqueuelen: QueueRoom::Host,
+        txqueuelen: QueueLength::Host,
         merge: true,
         mtu: None,
         up,

@@ -1,6 +1,6 @@
 //! A network namespace of a test's own, and its interfaces; for the tests of the daemon too.
 
-use manyring_backend::net::tap::{QueueRoom, TapError, TapOptions, TapSource};
+use manyring_backend::net::tap::{QueueLength, TapError, TapOptions, TapSource};
 use manyring_backend::sys::link::{InterfaceInfo, Links};
 use rustix::fd::AsFd;
 use rustix::thread::{UnshareFlags, move_into_link_name_space};
@@ -113,7 +113,7 @@ pub(crate) fn named(name: &str, queue_pairs: usize) -> TapOptions {
         source,
         queue_pairs,
         sndbuf: None,
-        txqueuelen: QueueRoom::Host,
+        txqueuelen: QueueLength::Host,
         merge: true,
         steer: true,
         mtu: None,

@@ -3,7 +3,7 @@
 use crate::space::{in_own_space, named, opened_again, queues, run, wait_until_gone};
 use manyring_backend::net::Port;
 use manyring_backend::net::tap::macvtap::{self, MacvtapOptions};
-use manyring_backend::net::tap::{QueueRoom, TapOptions, TapPort, TapSource};
+use manyring_backend::net::tap::{QueueLength, TapOptions, TapPort, TapSource};
 use manyring_backend::sys::tuntap;
 use rustix::fd::{AsFd, AsRawFd, OwnedFd};
 use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
@@ -170,7 +170,7 @@ fn a_macvtap_that_cannot_be_opened_says_why() {
                 name,
                 queue_pairs,
                 sndbuf: None,
-                txqueuelen: QueueRoom::Host,
+                txqueuelen: QueueLength::Host,
                 merge: true,
                 mtu,
                 up: None,

@@ -6,8 +6,12 @@ use crate::guest::{
     is_ipv4, wait_for_input,
 };
 use crate::space::{in_own_space, link, named, opened_again, run, wait_until_gone};
-use manyring_backend::net::tap::{QueueRoom, ROOM, ROOM_SHARERS_MAX, TapOptions, TapPort};
-use manyring_backend::net::{Frames, Port, Readiness, RoomInfo, RoomSource, Sent, Stop};
+use manyring_backend::net::tap::{
+    QUEUE_LENGTH, QUEUE_LENGTH_SHARERS_MAX, QueueLength, TapOptions, TapPort,
+};
+use manyring_backend::net::{
+    Frames, Port, QueueLengthInfo, QueueLengthSource, Readiness, Sent, Stop,
+};
 use manyring_memory::{Mapping, SliceList, install_sigbus_handler};
 use manyring_wire::net::{HDR_F_NEEDS_CSUM, HEADER_SIZE, RawNetHeader};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -158,24 +162,24 @@ fn length(name: &str) -> u32 {
 }
 
 #[test]
-fn the_queues_that_a_guest_uses_share_the_room_of_the_tap() {
+fn the_queues_that_a_guest_uses_share_the_queue_length_of_the_tap() {
     in_own_space(|| {
         run("ip tuntap add dev mr0 mode tap multi_queue");
         run("ip link set mr0 txqueuelen 700");
         let with = |txqueuelen| TapOptions { txqueuelen, ..named("mr0", 4) };
-        let port = TapPort::open(with(QueueRoom::Host)).unwrap();
+        let port = TapPort::open(with(QueueLength::Host)).unwrap();
         port.set_attached(0, true).unwrap();
         port.set_attached(1, true).unwrap();
         assert_eq!(length("mr0"), 700, "the host keeps it");
-        let room = RoomInfo { frames: 1400, source: RoomSource::Host, changes: 0 };
-        assert_eq!(port.room(), Some(room));
+        let info = QueueLengthInfo { frames: 1400, source: QueueLengthSource::Host, changes: 0 };
+        assert_eq!(port.queue_length(), Some(info));
         drop(port);
         for (wanted, source, frames) in [
-            (QueueRoom::Frames(600), RoomSource::Operator, 600),
-            (QueueRoom::Auto, RoomSource::Auto, ROOM),
+            (QueueLength::Frames(600), QueueLengthSource::Operator, 600),
+            (QueueLength::Auto, QueueLengthSource::Auto, QUEUE_LENGTH),
         ] {
             let port = opened_again(|| TapPort::open(with(wanted)));
-            let mut changes = port.room().unwrap().changes;
+            let mut changes = port.queue_length().unwrap().changes;
             assert!(changes > 0, "{wanted:?}");
             for (index, attached, sharers) in [
                 (0, true, 1),
@@ -194,58 +198,64 @@ fn the_queues_that_a_guest_uses_share_the_room_of_the_tap() {
                 let each = length("mr0");
                 assert_eq!(each, frames / sharers, "{wanted:?}: queue {index} {attached}");
                 changes += u64::from(each != before);
-                let room = RoomInfo { frames: each * sharers, source, changes };
-                assert_eq!(port.room(), Some(room), "{wanted:?}");
+                let info = QueueLengthInfo { frames: each * sharers, source, changes };
+                assert_eq!(port.queue_length(), Some(info), "{wanted:?}");
             }
             drop(port);
             assert_eq!(length("mr0"), 700, "it outlives the port with its own length");
         }
         // However many queues a guest uses, each holds what one stream needs.
-        let many = || TapOptions { txqueuelen: QueueRoom::Auto, ..named("mr0", 12) };
+        let many = || TapOptions { txqueuelen: QueueLength::Auto, ..named("mr0", 12) };
         let port = opened_again(|| TapPort::open(many()));
         (0..12).for_each(|index| port.set_attached(index, true).unwrap());
-        assert_eq!(length("mr0"), ROOM / ROOM_SHARERS_MAX);
-        assert_eq!(port.room().unwrap().frames, 12 * (ROOM / ROOM_SHARERS_MAX));
+        assert_eq!(length("mr0"), QUEUE_LENGTH / QUEUE_LENGTH_SHARERS_MAX);
+        assert_eq!(
+            port.queue_length().unwrap().frames,
+            12 * (QUEUE_LENGTH / QUEUE_LENGTH_SHARERS_MAX)
+        );
         drop(port);
         // Less than a frame for each queue: every one holds one.
-        let port = opened_again(|| TapPort::open(with(QueueRoom::Frames(1))));
+        let port = opened_again(|| TapPort::open(with(QueueLength::Frames(1))));
         (0..4).for_each(|index| port.set_attached(index, true).unwrap());
         assert_eq!(length("mr0"), 1);
     });
 }
 
 #[test]
-fn queues_that_lose_nothing_have_a_whole_room_each_and_share_one_when_they_overflow() {
+fn queues_that_lose_nothing_have_the_whole_length_each_and_share_it_when_they_overflow() {
     in_own_space(|| {
-        let options = TapOptions { txqueuelen: QueueRoom::Auto, ..named("mr0", 4) };
+        let options = TapOptions { txqueuelen: QueueLength::Auto, ..named("mr0", 4) };
         let port = TapPort::open(options).unwrap();
         (0..4).for_each(|index| port.set_attached(index, true).unwrap());
         run("ip addr add 10.77.0.1/24 dev mr0");
         run("ip neigh add 10.77.0.2 lladdr 02:00:00:00:00:05 dev mr0");
         for _ in 0..9 {
-            assert!(!port.tend_room(), "the next look decides");
+            assert!(!port.adapt_queue_length(), "the next look decides");
         }
-        assert_eq!(length("mr0"), ROOM / 4);
-        assert!(port.tend_room(), "nothing is lost, and each queue has a whole room");
-        assert_eq!((length("mr0"), port.room().unwrap().frames), (ROOM, 4 * ROOM));
-        // Nobody reads: a burst that is longer than a room, and one that finds the room full.
+        assert_eq!(length("mr0"), QUEUE_LENGTH / 4);
+        assert!(port.adapt_queue_length(), "nothing is lost, and each queue has the whole length");
+        assert_eq!(
+            (length("mr0"), port.queue_length().unwrap().frames),
+            (QUEUE_LENGTH, 4 * QUEUE_LENGTH)
+        );
+        // Nobody reads: a burst that is longer than a queue, and one that finds the queue full.
         let socket = UdpSocket::bind("10.77.0.1:0").unwrap();
         let burst = || {
-            for _ in 0..ROOM + 200 {
+            for _ in 0..QUEUE_LENGTH + 200 {
                 socket.send_to(b"burst", "10.77.0.2:9").unwrap();
             }
-            port.tend_room();
+            port.adapt_queue_length();
             length("mr0")
         };
-        assert_eq!((burst(), burst()), (ROOM, ROOM / 4));
-        assert_eq!(port.room().unwrap().frames, ROOM);
-        // The room of an operator is divided whatever is lost.
+        assert_eq!((burst(), burst()), (QUEUE_LENGTH, QUEUE_LENGTH / 4));
+        assert_eq!(port.queue_length().unwrap().frames, QUEUE_LENGTH);
+        // A length that the operator chose is divided whatever is lost.
         drop(port);
         wait_until_gone("mr0");
-        let options = TapOptions { txqueuelen: QueueRoom::Frames(600), ..named("mr0", 2) };
+        let options = TapOptions { txqueuelen: QueueLength::Frames(600), ..named("mr0", 2) };
         let port = TapPort::open(options).unwrap();
         (0..2).for_each(|index| port.set_attached(index, true).unwrap());
-        (0..40).for_each(|_| assert!(port.tend_room()));
+        (0..40).for_each(|_| assert!(port.adapt_queue_length()));
         assert_eq!(length("mr0"), 300);
     });
 }
@@ -255,22 +265,22 @@ fn the_length_of_an_interface_with_one_queue_stays_as_it_is() {
     in_own_space(|| {
         run("ip tuntap add dev mr0 mode tap");
         run("ip link set mr0 txqueuelen 700");
-        let options = TapOptions { txqueuelen: QueueRoom::Auto, ..named("mr0", 1) };
+        let options = TapOptions { txqueuelen: QueueLength::Auto, ..named("mr0", 1) };
         let port = TapPort::open(options).unwrap();
         port.set_attached(0, true).unwrap();
-        let room = RoomInfo { frames: 700, source: RoomSource::Host, changes: 0 };
-        assert_eq!((length("mr0"), port.room()), (700, Some(room)));
+        let info = QueueLengthInfo { frames: 700, source: QueueLengthSource::Host, changes: 0 };
+        assert_eq!((length("mr0"), port.queue_length()), (700, Some(info)));
     });
 }
 
 /// A division makes the queues shorter. Frames that no longer fit are the only ones that it drops.
 #[test]
-fn frames_that_wait_when_the_room_is_divided_stay_as_far_as_they_fit() {
+fn frames_that_wait_when_the_length_is_divided_stay_as_far_as_they_fit() {
     in_own_space(|| {
         // Nothing but the frames of the test waits.
         run("sysctl -q -w net.ipv6.conf.all.disable_ipv6=1 net.ipv6.conf.default.disable_ipv6=1");
-        for (room, kept) in [(1000, 300), (400, 200)] {
-            let txqueuelen = QueueRoom::Frames(room);
+        for (frames, kept) in [(1000, 300), (400, 200)] {
+            let txqueuelen = QueueLength::Frames(frames);
             let port = TapPort::open(TapOptions { txqueuelen, ..named("mr0", 2) }).unwrap();
             port.set_attached(0, true).unwrap();
             run("ip addr add 10.77.0.1/24 dev mr0");
@@ -283,13 +293,13 @@ fn frames_that_wait_when_the_room_is_divided_stay_as_far_as_they_fit() {
                 socket.send_to(&number.to_be_bytes(), "10.77.0.2:9").unwrap();
             }
             port.set_attached(1, true).unwrap();
-            assert_eq!(length("mr0"), room / 2);
+            assert_eq!(length("mr0"), frames / 2);
             let mut found = Vec::new();
             while let Ok((_, frame)) = guest.try_recv(&mut *rx) {
                 found.extend(is_ipv4(&frame, 17).then(|| frame[42..46].to_vec()));
             }
             let expected: Vec<_> = (0..kept).map(|number: u32| number.to_be_bytes()).collect();
-            assert_eq!(found, expected, "a room of {room}");
+            assert_eq!(found, expected, "a length of {frames}");
             drop((tx, rx, port));
             wait_until_gone("mr0");
         }
@@ -297,24 +307,24 @@ fn frames_that_wait_when_the_room_is_divided_stay_as_far_as_they_fit() {
 }
 
 #[test]
-fn a_tap_that_takes_the_place_of_another_gets_its_room_and_its_own_length_back() {
+fn a_tap_that_takes_the_place_of_another_gets_its_divided_length_and_its_own_length_back() {
     in_own_space(|| {
         run("ip tuntap add dev mr0 mode tap multi_queue");
-        let options = TapOptions { txqueuelen: QueueRoom::Auto, ..named("mr0", 2) };
+        let options = TapOptions { txqueuelen: QueueLength::Auto, ..named("mr0", 2) };
         let port = TapPort::open(options).unwrap();
         (0..2).for_each(|index| port.set_attached(index, true).unwrap());
-        assert_eq!(length("mr0"), ROOM / 2);
+        assert_eq!(length("mr0"), QUEUE_LENGTH / 2);
         run("ip link del mr0");
         assert!(port.is_gone());
         run("ip tuntap add dev mr0 mode tap multi_queue");
         run("ip link set mr0 txqueuelen 300");
         port.join_again().unwrap();
         (0..2).for_each(|index| port.set_attached(index, true).unwrap());
-        assert_eq!(length("mr0"), ROOM / 2);
+        assert_eq!(length("mr0"), QUEUE_LENGTH / 2);
         // Another process that had the queues has changed it, and has ended.
         run("ip link set mr0 txqueuelen 20");
         port.keep();
-        assert_eq!(length("mr0"), ROOM / 2);
+        assert_eq!(length("mr0"), QUEUE_LENGTH / 2);
         drop(port);
         assert_eq!(length("mr0"), 300);
     });

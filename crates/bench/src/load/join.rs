@@ -12,7 +12,7 @@ use super::{LoadError, measure_rate};
 use crate::measure::{now, own_cpu_seconds};
 use clap::Args;
 use events::JoinEvents;
-use manyring_backend::net::tap::{QueueRoom, TapOptions, TapPort, TapSource};
+use manyring_backend::net::tap::{QueueLength, TapOptions, TapPort, TapSource};
 use manyring_backend::net::{Port, PortRx, Readiness};
 use manyring_backend::sys::tuntap;
 use manyring_driver::wire::net::{Coalescing, HEADER_SIZE};
@@ -133,7 +133,7 @@ fn step(step: &'static str) -> impl Fn(String) -> LoadError {
 pub(super) fn open_tap(name: &str, queue_pairs: u16) -> Result<TapPort, String> {
     let source = TapSource::Name { name: name.to_owned(), must_exist: true };
     let queue_pairs = usize::from(queue_pairs);
-    let (sndbuf, txqueuelen, mtu, bridge, up) = (None, QueueRoom::Host, None, None, None);
+    let (sndbuf, txqueuelen, mtu, bridge, up) = (None, QueueLength::Host, None, None, None);
     let (merge, steer) = (false, true);
     let port = TapPort::open(TapOptions {
         source,

@@ -6,8 +6,8 @@
 //! of everything between the two TCP stacks, and the first divided by the second. There, more
 //! queues lost up to 69 %.
 //!
-//! The queues of a tap share one room here (`--txqueuelen=auto`). The last cell is without, as the
-//! default is: there each queue of four has as much room as the only queue of one.
+//! The queues of a tap share one queue length here (`--txqueuelen=auto`). The last cell is without,
+//! as the default is: there each queue of four is as long as the only queue of one.
 
 use super::ScenarioArgs;
 use super::net::{Daemon, NamespaceJoin, NetBench, Ring};
@@ -40,10 +40,10 @@ pub(crate) fn run(args: &ScenarioArgs) -> Result<(ScenarioReport<NetCell>, Verdi
             }
         }
     }
-    // The gain of sharing the room, which is not judged: its name begins with no scene's.
+    // The gain of sharing the length, which is not judged: its name begins with no scene's.
     let (message, words) = MESSAGES[0];
     let load = TcpLoad { to_guest: true, sessions: SESSIONS[3], message };
-    let name = format!("each queue with its own room, {}", scene(true, words));
+    let name = format!("each queue with the whole length, {}", scene(true, words));
     cells.push(by_pairs(&bench, &name, load, &[])?);
     let report = bench.report("multiqueue", cells);
     let (words, broken) = judge(&report.cells);

@@ -5,15 +5,15 @@ use super::switch::SwitchPortPlan;
 use super::{DevicePlan, Place, PlanError, SocketPlan, Source, device_place, moderation, pins};
 use crate::limit_keys::Of;
 use crate::numbers;
-use crate::tables::{RawNet, RawRoom};
-use manyring_backend::net::tap::{QueueRoom, check_name};
+use crate::tables::{RawNet, RawQueueLength};
+use manyring_backend::net::tap::{QueueLength, check_name};
 use manyring_device::net::{MacAddress, NetOptions, Offload, Reclaim, parse_mac};
 use manyring_protocol::spec::{DeviceSpec, KindSpec, NetFaultSpec, NetSpec, PortSpec};
 use serde::{Serialize, Serializer};
 use std::path::PathBuf;
 
 /// The most frames that the queues of an interface may hold together.
-const ROOM_MAX: u32 = 1_000_000;
+const QUEUE_LENGTH_MAX: u32 = 1_000_000;
 
 /// A network device.
 #[derive(Clone, Debug, Serialize)]
@@ -39,8 +39,8 @@ pub struct NetPlan {
     /// The most bytes of sent frames that the host holds for a queue of the tap.
     pub sndbuf: Option<u32>,
     /// Frames that wait in the interface for the guest; `None`: the port has no such queues.
-    #[serde(serialize_with = "serialize_room")]
-    pub txqueuelen: Option<QueueRoom>,
+    #[serde(serialize_with = "serialize_queue_length")]
+    pub txqueuelen: Option<QueueLength>,
     /// Consecutive packets of a flow from the guest are joined into one GSO packet before they are
     /// written to the tap.
     pub merge: bool,
@@ -357,22 +357,25 @@ fn reclaim(raw: Option<&str>, place: &Place) -> Result<Reclaim, PlanError> {
     }
 }
 
-/// The room of the queues of a port that has queues.
+/// The queue length of a port that has queues.
 fn txqueuelen(
-    raw: Option<&RawRoom>,
+    raw: Option<&RawQueueLength>,
     port: &PortPlan,
     place: &Place,
-) -> Result<Option<QueueRoom>, PlanError> {
+) -> Result<Option<QueueLength>, PlanError> {
     let has_queues =
         matches!(port, PortPlan::Tap { .. } | PortPlan::TapFds(_) | PortPlan::Macvtap { .. });
-    let Some(RawRoom(text)) = raw else { return Ok(has_queues.then_some(QueueRoom::Host)) };
+    let Some(RawQueueLength(text)) = raw else {
+        return Ok(has_queues.then_some(QueueLength::Host));
+    };
     match (text.as_str(), text.parse()) {
-        ("auto", _) => Ok(Some(QueueRoom::Auto)),
-        ("host", _) => Ok(Some(QueueRoom::Host)),
-        (_, Ok(frames @ 1..=ROOM_MAX)) => Ok(Some(QueueRoom::Frames(frames))),
+        ("auto", _) => Ok(Some(QueueLength::Auto)),
+        ("host", _) => Ok(Some(QueueLength::Host)),
+        (_, Ok(frames @ 1..=QUEUE_LENGTH_MAX)) => Ok(Some(QueueLength::Frames(frames))),
         _ => {
             let problem = format!(
-                "{text:?} is neither \"auto\" nor \"host\", nor a whole number from 1 to {ROOM_MAX}"
+                "{text:?} is neither \"auto\" nor \"host\", nor a whole number from 1 to \
+                 {QUEUE_LENGTH_MAX}"
             );
             place.error("txqueuelen", problem)
         }
@@ -428,15 +431,15 @@ fn serialize_mac<S: Serializer>(
 }
 
 #[allow(clippy::ref_option, reason = "what serde gives")]
-fn serialize_room<S: Serializer>(
-    room: &Option<QueueRoom>,
+fn serialize_queue_length<S: Serializer>(
+    length: &Option<QueueLength>,
     serializer: S,
 ) -> Result<S::Ok, S::Error> {
-    match room {
+    match length {
         None => serializer.serialize_none(),
-        Some(QueueRoom::Auto) => serializer.serialize_str("auto"),
-        Some(QueueRoom::Host) => serializer.serialize_str("host"),
-        Some(QueueRoom::Frames(frames)) => serializer.serialize_u32(*frames),
+        Some(QueueLength::Auto) => serializer.serialize_str("auto"),
+        Some(QueueLength::Host) => serializer.serialize_str("host"),
+        Some(QueueLength::Frames(frames)) => serializer.serialize_u32(*frames),
     }
 }
 

@@ -1,6 +1,6 @@
 //! OpenAPI schemas of values that the configuration takes as a string or as a number.
 
-use super::{RawAccount, RawLimit, RawRoom, RawSize};
+use super::{RawAccount, RawLimit, RawQueueLength, RawSize};
 use crate::limit_keys::limit_keys;
 use utoipa::openapi::schema::{AdditionalProperties, ObjectBuilder, Schema, SchemaType, Type};
 use utoipa::openapi::{OneOfBuilder, RefOr};
@@ -35,7 +35,7 @@ impl PartialSchema for RawSize {
 
 impl ToSchema for RawSize {}
 
-impl PartialSchema for RawRoom {
+impl PartialSchema for RawQueueLength {
     fn schema() -> RefOr<Schema> {
         let text = ObjectBuilder::new().schema_type(Type::String);
         let frames = ObjectBuilder::new().schema_type(Type::Integer).minimum(Some(1usize));
@@ -48,7 +48,7 @@ impl PartialSchema for RawRoom {
     }
 }
 
-impl ToSchema for RawRoom {}
+impl ToSchema for RawQueueLength {}
 
 impl PartialSchema for RawLimit {
     fn schema() -> RefOr<Schema> {

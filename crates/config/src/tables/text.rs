@@ -1,4 +1,4 @@
-//! Values that a file may give as a string or as a number: accounts, sizes and rooms of queues.
+//! Values that a file may give as a string or as a number: accounts, sizes and queue lengths.
 
 use serde::de::{Error, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
@@ -32,12 +32,12 @@ impl FromStr for RawSize {
     }
 }
 
-/// The room of an interface's queues: a word, or a number of frames.
+/// The length of an interface's queues (`txqueuelen`): a word, or a number of frames.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(transparent)]
-pub struct RawRoom(pub String);
+pub struct RawQueueLength(pub String);
 
-impl FromStr for RawRoom {
+impl FromStr for RawQueueLength {
     type Err = Infallible;
 
     fn from_str(text: &str) -> Result<Self, Infallible> {
@@ -45,7 +45,7 @@ impl FromStr for RawRoom {
     }
 }
 
-impl<'de> Deserialize<'de> for RawRoom {
+impl<'de> Deserialize<'de> for RawQueueLength {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let wanted = TextOrNumber("\"auto\", \"host\", or a whole number from 1 to 1000000");
         deserializer.deserialize_any(wanted).map(Self)

@@ -16,7 +16,7 @@ use super::State;
 use super::lending::in_turn;
 use super::port::HasPort;
 use manyring_backend::net::tap::TapError;
-use manyring_backend::net::{Port, RoomSource};
+use manyring_backend::net::{Port, QueueLengthSource};
 use manyring_engine::{Rate, aside};
 use manyring_wire::net::VIRTIO_NET_F_GUEST_ANNOUNCE;
 use std::time::Duration;
@@ -31,9 +31,9 @@ const LOOK: Duration = Duration::from_secs(5);
 const RETRY_DELAY: Duration = Duration::from_millis(50);
 /// Delay before the next look at the frames that the queues of a port have lost.
 const TEND: Duration = Duration::from_secs(1);
-/// The same for a port whose queues have whole rooms and lose nothing.
+/// The same for a port whose queues each have the whole length and lose nothing.
 const TEND_SETTLED: Duration = Duration::from_secs(8);
-/// Held during a look: see [`Presence::tend_room`].
+/// Held during a look: see [`Presence::adapt_queue_length`].
 static LOOKS: Semaphore = Semaphore::const_new(1);
 /// The least time between two losses of the interface that are logged.
 const LOG_INTERVAL: Duration = Duration::from_secs(10);
@@ -80,12 +80,12 @@ pub(super) trait Presence: HasPort {
     async fn look_after(&self) {
         tokio::select! {
             () = self.watch() => {}
-            () = self.tend_room() => {}
+            () = self.adapt_queue_length() => {}
         }
     }
 
-    /// Has the port divide the room of its queues anew once a second, while the host uses several.
-    async fn tend_room(&self) {
+    /// Has the port divide its queue length anew once a second, while the host uses several.
+    async fn adapt_queue_length(&self) {
         let port = &self.host().port;
         if port.queue_pairs() < 2 {
             return std::future::pending().await;
@@ -101,12 +101,12 @@ pub(super) trait Presence: HasPort {
                 continue;
             }
             wait = TEND_SETTLED;
-            if port.room().is_some_and(|room| room.source == RoomSource::Auto) {
+            if port.queue_length().is_some_and(|length| length.source == QueueLengthSource::Auto) {
                 // One look of all devices at a time: where the host's network lock is held for
                 // long, one thread waits for it, and not one for each device.
                 let _turn = LOOKS.acquire().await;
                 let port = port.clone();
-                if aside(move || port.tend_room()).await == Some(false) {
+                if aside(move || port.adapt_queue_length()).await == Some(false) {
                     wait = TEND;
                 }
             }

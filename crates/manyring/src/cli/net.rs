@@ -2,7 +2,9 @@
 
 use super::DaemonArgs;
 use clap::Args;
-use manyring_config::tables::{RawConfig, RawLimit, RawLimitOption, RawNet, RawRoom, RawSocket};
+use manyring_config::tables::{
+    RawConfig, RawLimit, RawLimitOption, RawNet, RawQueueLength, RawSocket,
+};
 use std::path::PathBuf;
 
 /// `manyring net`
@@ -91,7 +93,7 @@ pub(crate) struct NetArgs {
     /// auto: 1000, where the daemon may set that; host: as the host has it, for each queue
     /// [default: host].
     #[arg(long, value_name = "FRAMES")]
-    pub(crate) txqueuelen: Option<RawRoom>,
+    pub(crate) txqueuelen: Option<RawQueueLength>,
     /// Join consecutive packets of one flow into one GSO packet before it is written to the tap
     /// [default: true].
     #[arg(long, value_name = "BOOL", num_args = 0..=1, default_missing_value = "true")]

@@ -4,7 +4,7 @@ use super::table::{
     BATCH, Before, CALLS, CALLS_HELD, CALLS_SUPPRESSED, Column, DEVICE, FLIGHT, KICKS,
     KICKS_SUPPRESSED, Seen, WAIT_P50, WAIT_P99, WORKER, lines, number, rate, seen, text,
 };
-use manyring_control::snapshot::{Detail, DeviceInfo, Room, as_float};
+use manyring_control::snapshot::{Detail, DeviceInfo, QueueLength, as_float};
 
 const COLUMNS: [Column; 17] = [
     DEVICE,
@@ -39,7 +39,7 @@ pub(super) fn table(devices: &[&DeviceInfo], before: Before<'_>) -> String {
         let former = before.and_then(|(all, _)| all.iter().find(|d| d.name == device.name));
         out += &switched(device, former);
         if before.is_none() {
-            out += &room(device);
+            out += &queue_length(device);
         }
     }
     out
@@ -106,10 +106,10 @@ fn switched(device: &DeviceInfo, former: Option<&DeviceInfo>) -> String {
     format!("{} switch: {}\n", device.name, all.join(", "))
 }
 
-/// A line with the room of the interface; empty for a port without one.
-fn room(device: &DeviceInfo) -> String {
-    let Detail::Net { txqueuelen: Some(room), .. } = &device.detail else { return String::new() };
-    let Room { frames, source, changes } = room;
+/// A line with the queue length of the interface; empty for a port without one.
+fn queue_length(device: &DeviceInfo) -> String {
+    let Detail::Net { txqueuelen: Some(length), .. } = &device.detail else { return String::new() };
+    let QueueLength { frames, source, changes } = length;
     let name = &device.name;
     format!(
         "{name} txqueuelen: {frames} frames in all queues ({source}), changed {changes} times\n"
@@ -182,10 +182,10 @@ mod tests {
     }
 
     #[test]
-    fn the_room_of_the_interface_is_shown_once() {
+    fn the_queue_length_of_the_interface_is_shown_once() {
         let mut device = device(1, 0);
         let Detail::Net { txqueuelen, .. } = &mut device.detail else { panic!("a network") };
-        *txqueuelen = Some(Room { frames: 1000, source: "auto".into(), changes: 3 });
+        *txqueuelen = Some(QueueLength { frames: 1000, source: "auto".into(), changes: 3 });
         let line = "lan txqueuelen: 1000 frames in all queues (auto), changed 3 times";
         assert_eq!(table(&[&device], None).lines().last(), Some(line));
         let former = [device.clone()];

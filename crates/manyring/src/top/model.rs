@@ -279,10 +279,10 @@ fn what_it_is(device: &DeviceInfo) -> String {
         }
         Detail::Net { port, interface, mac, link, queue_pairs, txqueuelen, .. } => {
             let interface = interface.as_deref().unwrap_or("no interface");
-            let room = txqueuelen.as_ref().map_or_else(String::new, |room| {
-                format!(", txqueuelen {} ({})", room.frames, room.source)
+            let length = txqueuelen.as_ref().map_or_else(String::new, |length| {
+                format!(", txqueuelen {} ({})", length.frames, length.source)
             });
-            format!("{port} {interface}, {mac}, link {link}, {queue_pairs} queue pairs{room}")
+            format!("{port} {interface}, {mac}, link {link}, {queue_pairs} queue pairs{length}")
         }
         Detail::Waiting {} => "not served".to_owned(),
     };

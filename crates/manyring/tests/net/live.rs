@@ -8,7 +8,7 @@ use crate::support::rings::{Restart, StopAtEnd, activation, replace_table};
 use crate::support::space::{in_own_space, queues, run};
 use manyring_backend::net::Port;
 use manyring_backend::net::late::{LateOptions, LatePort};
-use manyring_backend::net::tap::{QueueRoom, TapOptions, TapPort, TapSource};
+use manyring_backend::net::tap::{QueueLength, TapOptions, TapPort, TapSource};
 use manyring_device::Device;
 use manyring_device::net::{NetDevice, NetOptions as DeviceOptions, Offload, Reclaim};
 use manyring_driver::{
@@ -276,7 +276,7 @@ impl Moving {
             source,
             queue_pairs: count,
             sndbuf: None,
-            txqueuelen: QueueRoom::Host,
+            txqueuelen: QueueLength::Host,
             merge: true,
             steer: true,
             mtu,

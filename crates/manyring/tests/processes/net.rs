@@ -122,7 +122,7 @@ fn frames_pass_through_a_device_process_whoever_owns_the_control_queue_and_its_e
 }
 
 #[test]
-fn the_queues_in_use_share_one_room_and_a_daemon_without_the_right_says_that_they_do_not() {
+fn the_queues_in_use_share_one_length_and_a_daemon_without_the_right_says_that_they_do_not() {
     let config = "[daemon]\ncontrol = '@/control'\nworkers = 1\n\
         [[net]]\nname = 'lan'\nsocket_path = '@/lan'\ntap = 'lan0'\nqueue_pairs = 2\n\
         txqueuelen = 'auto'\ndomain = 'a'\n";
@@ -135,8 +135,8 @@ fn the_queues_in_use_share_one_room_and_a_daemon_without_the_right_says_that_the
             let daemon = Daemon::run_behind(behind, config, &["lan", "control"]);
             let length = || link("lan0").unwrap().txqueuelen;
             let shown = |frames: u32| {
-                let room = device(&daemon)["txqueuelen"].clone();
-                room["frames"] == frames && room["source"] == source
+                let length = device(&daemon)["txqueuelen"].clone();
+                length["frames"] == frames && length["source"] == source
             };
             let one = if source == "auto" { 1000 } else { 700 };
             for _ in 0..2 {
@@ -170,7 +170,7 @@ fn the_queues_in_use_share_one_room_and_a_daemon_without_the_right_says_that_the
 
 /// This takes ten looks, one a second.
 #[test]
-fn queues_that_lose_nothing_have_a_whole_room_each_in_time() {
+fn queues_that_lose_nothing_have_the_whole_length_each_in_time() {
     in_own_space(|| {
         let auto = CONFIG.replace("tap = 'lan0'", "tap = 'lan0'\ntxqueuelen = 'auto'");
         let daemon = Daemon::run(&auto, &["lan", "other", "control"]);

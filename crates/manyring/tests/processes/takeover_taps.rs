@@ -39,7 +39,7 @@ fn taps_go_to_the_daemon_that_takes_over_and_stay_where_it_dies() {
         let mut all_send = || {
             drivers.iter_mut().for_each(|driver| sends(driver, &host));
             assert!(wait_until(|| queues("two0") == (2, 0)), "{:?}", queues("two0"));
-            // The two queues share the room of one, whichever daemon has them, unless nothing was
+            // The two queues share the length of one, whichever daemon has them, unless nothing was
             // lost for long.
             let length = || link("two0").unwrap().txqueuelen;
             assert!(wait_until(|| [500, 1000].contains(&length())), "{}", length());

@@ -10,7 +10,7 @@ use manyring_backend::net::null::NullPort;
 use manyring_backend::net::switch::SwitchPort;
 use manyring_backend::net::tap::lent::{Facts, Lent, LentPort, LentTable, Owner};
 use manyring_backend::net::tap::macvtap::{self, MacvtapOptions};
-use manyring_backend::net::tap::{self, QueueRoom, TapError, TapOptions, TapPort, TapSource};
+use manyring_backend::net::tap::{self, QueueLength, TapError, TapOptions, TapPort, TapSource};
 use manyring_backend::net::xdp::lent::XdpLentPort;
 use manyring_backend::net::xdp::{self, XdpOptions, XdpPort};
 use manyring_backend::net::{HostFilter, Port};
@@ -57,7 +57,7 @@ pub(super) fn open(
                 name: name.clone(),
                 queue_pairs: net.options.queue_pairs,
                 sndbuf: net.sndbuf,
-                txqueuelen: net.txqueuelen.unwrap_or(QueueRoom::Host),
+                txqueuelen: net.txqueuelen.unwrap_or(QueueLength::Host),
                 merge: net.merge,
                 mtu: net.options.mtu,
                 up: net.up,
@@ -304,7 +304,7 @@ fn open_tap(net: &NetPlan, source: TapSource) -> Result<TapPort, TapError> {
         source,
         queue_pairs: net.options.queue_pairs,
         sndbuf: net.sndbuf,
-        txqueuelen: net.txqueuelen.unwrap_or(QueueRoom::Host),
+        txqueuelen: net.txqueuelen.unwrap_or(QueueLength::Host),
         merge: net.merge,
         steer: net.steer,
         mtu: net.options.mtu,

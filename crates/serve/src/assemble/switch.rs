@@ -7,7 +7,7 @@ use manyring_backend::net::Port;
 use manyring_backend::net::switch::uplink::Uplink;
 use manyring_backend::net::switch::{Clock, PortOptions, Switch, SwitchOptions, Vlans};
 use manyring_backend::net::tap::macvtap::{self, MacvtapOptions};
-use manyring_backend::net::tap::{QueueRoom, TapError, TapOptions, TapPort, TapSource};
+use manyring_backend::net::tap::{QueueLength, TapError, TapOptions, TapPort, TapSource};
 use manyring_backend::net::xdp::{XdpOptions, XdpPort};
 use manyring_config::plan::{
     Domains, NetPlan, SwitchPlan, SwitchPortPlan, UplinkKind, domain_of_switch,
@@ -290,7 +290,7 @@ fn interface(
     Ok(match kind {
         UplinkKind::Tap => Arc::new(tap(name, left)?),
         UplinkKind::Macvtap => {
-            let (sndbuf, txqueuelen, merge) = (None, QueueRoom::Host, false);
+            let (sndbuf, txqueuelen, merge) = (None, QueueLength::Host, false);
             let options = MacvtapOptions { name, queue_pairs, sndbuf, txqueuelen, merge, mtu, up };
             Arc::new(macvtap::open(&options)?)
         }
@@ -314,7 +314,7 @@ fn tap(name: String, fds: Vec<OwnedFd>) -> Result<TapPort, TapError> {
         },
         queue_pairs: 1,
         sndbuf: None,
-        txqueuelen: QueueRoom::Host,
+        txqueuelen: QueueLength::Host,
         // Merging pays for one guest's bursts; here a burst has frames of several guests.
         merge: false,
         steer: false,

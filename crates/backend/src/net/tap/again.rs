@@ -157,7 +157,7 @@ impl TapPort {
             // The kernel uses new queues in the order in which they were opened.
             state.order = (0..opened.attached.len()).collect();
             (state.is_left_alone, state.overflow) = (false, Overflow::default());
-            self.room.begin(link, false);
+            self.queue_length.begin(link, false);
             self.show_carrier(state.link_up);
         }
         if self.wanted.bridge.is_some() {
@@ -167,7 +167,7 @@ impl TapPort {
         if let Err(error) = self.detach_all() {
             tracing::warn!(name, %error, "detaching failed; frames may go to unserved queues");
         }
-        if let Err(errno) = self.begin_room() {
+        if let Err(errno) = self.begin_queue_length() {
             tracing::warn!(name, %errno, "txqueuelen: failed; the queues keep theirs");
         }
         if let Some(flows) = &self.flows

@@ -126,7 +126,7 @@ impl TapPort {
     /// copies of the queues may have replaced them before it ended.
     pub(super) fn kept(&self) {
         let state = self.state();
-        self.share_room(&state, true);
+        self.share_queue_length(&state, true);
         let Some(flows) = self.flows.as_ref().filter(|_| !state.is_left_alone) else { return };
         if let Err(errno) = self.attach_program(&state, flows) {
             tracing::warn!(name = self.name, %errno, "steer: failed; the host chooses the queues");

@@ -8,7 +8,7 @@
 use super::find::{find, open_links};
 use super::open::{check_mtu, check_name, check_queue_pairs, join_error};
 use super::settings::Settings;
-use super::{Opened, QUEUE_FLAGS, QueueRoom, TapError, TapPort};
+use super::{Opened, QUEUE_FLAGS, QueueLength, TapError, TapPort};
 use crate::sys::link::{InterfaceInfo, Links};
 use crate::sys::tuntap as sys;
 use rustix::fd::{AsFd, OwnedFd};
@@ -28,7 +28,7 @@ pub struct MacvtapOptions {
     /// default.
     pub sndbuf: Option<u32>,
     /// How many frames may wait for the guest, in all queues that the host uses together.
-    pub txqueuelen: QueueRoom,
+    pub txqueuelen: QueueLength,
     /// Join frames of a flow that come together: the host cuts them again where it must.
     pub merge: bool,
     /// The MTU in bytes; `None`: unchanged.

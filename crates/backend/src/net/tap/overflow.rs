@@ -1,30 +1,34 @@
-//! Whether the queues of an interface share one room, or have a whole one each: decided by the
-//! frames that are lost because a queue is full.
+//! Whether the queues of an interface share one queue length (`txqueuelen`), or each has the whole
+//! length: decided by the frames that are lost because a queue is full.
 //!
-//! TCP senders fill whatever room there is, so several queues lose less with one room together. A
-//! burst to one queue needs a whole room there. Both lose frames where the room is wrong for them:
+//! TCP senders fill a queue of any length, so several queues lose fewer frames if they share one
+//! length. A burst to one queue needs the whole length there. So each choice loses frames of one
+//! kind of load:
 //!
 //! ```text
-//! shared:  few frames were lost for CALM looks       each queue gets a whole room
+//! shared:  few frames were lost for CALM looks       each queue gets the whole length
 //!          RETRY looks, though many are lost         the same, on trial: these may be bursts
 //! whole:   many were lost in LOSSY of RECENT looks   shared; both waits are doubled
 //!          RETRY looks have passed                   both waits are as at first
 //! ```
 //! 1. A look is one second, and more where nothing changes ([`Overflow::is_settled`]). A change
 //!    takes the interface out of service for a moment, and loses the frames of that moment.
-//! 2. The interface begins shared, so TCP that begins at once does not fill several whole rooms.
+//! 2. The interface begins shared, so TCP that begins at once does not fill several queues of the
+//!    whole length.
 //! 3. Whatever the guest does, two changes take [`CALM`] and [`LOSSY`] looks at least, and sixteen
-//!    times as long where whole rooms fail again and again.
+//!    times as long where the whole length fails again and again.
 
-/// Frames lost in a look that are many: a whole room that overflows once loses fewer now and then.
+/// Frames lost in a look that are many: a queue of the whole length that overflows now and then
+/// loses fewer.
 const MANY: u64 = 100;
 /// So many of the last [`RECENT`] looks must have lost many frames: one alone is a burst. TCP that
-/// fills whole rooms loses thousands of frames at once, and then none for some seconds.
+/// fills queues of the whole length loses thousands of frames at once, and then none for some
+/// seconds.
 const LOSSY: u32 = 2;
 const RECENT: u32 = 16;
 /// Looks without many losses that end a load.
 const CALM: u32 = 10;
-/// Looks until a whole room is tried though frames are lost.
+/// Looks until the whole length is tried although frames are lost.
 const RETRY: u32 = 30;
 /// Both waits are this many times as long at most.
 const FACTOR_MAX: u32 = 16;
@@ -52,13 +56,13 @@ impl Default for Overflow {
 }
 
 impl Overflow {
-    /// True if each queue has a whole room.
+    /// True if each queue has the whole length.
     pub(super) fn is_whole(&self) -> bool {
         self.is_whole
     }
 
-    /// True if the queues have whole rooms and no recent look found many losses: the next look need
-    /// not come in a second.
+    /// True if each queue has the whole length and no recent look found many losses: the next look
+    /// can come later than in a second.
     pub(super) fn is_settled(&self) -> bool {
         self.is_whole && self.recent == 0
     }
@@ -114,13 +118,13 @@ mod tests {
         }
     }
 
-    /// Streams that fill any room, and bursts that fit a whole one.
+    /// Streams that fill a queue of any length, and bursts that fit into one of the whole length.
     const STREAMS: fn(u32, bool) -> u64 = |_, is_whole| if is_whole { 6000 } else { 1000 };
     const BURSTS: fn(u32, bool) -> u64 = |_, is_whole| if is_whole { 4 } else { 30_000 };
     const NOTHING: fn(u32, bool) -> u64 = |_, _| 0;
 
     #[test]
-    fn streams_share_a_room_nearly_all_the_time() {
+    fn streams_share_one_length_nearly_all_the_time() {
         let mut simulated = Simulated::default();
         let whole = std::cell::Cell::new(0_u32);
         simulated.run(3600, |_, is_whole| {
@@ -133,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn streams_that_lose_much_at_once_and_then_nothing_for_long_share_a_room() {
+    fn streams_that_lose_much_at_once_and_then_nothing_for_long_share_one_length() {
         let mut simulated = Simulated::default();
         let whole = std::cell::Cell::new(0_u32);
         simulated.run(60, NOTHING).run(3600, |look, is_whole| {
@@ -148,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn bursts_get_a_whole_room_and_keep_it() {
+    fn bursts_get_the_whole_length_and_keep_it() {
         let mut simulated = Simulated::default();
         simulated.run(3600, BURSTS);
         assert_eq!(simulated.changes, [RETRY], "the trial is no failure");
@@ -166,7 +170,7 @@ mod tests {
         // The load becomes another one in the middle: bursts are tried again in time.
         simulated.run(RETRY * 2, BURSTS);
         assert!(simulated.overflow.is_whole(), "{:?}", simulated.changes);
-        // One burst that a whole room does not hold changes nothing.
+        // One burst that is longer than the whole length changes nothing.
         simulated.run(100, |look, _| if look == 50 { 5000 } else { 0 });
         assert!(simulated.overflow.is_whole(), "{:?}", simulated.changes);
     }

@@ -1,23 +1,23 @@
-//! The room of an interface: how many frames may wait in it for the guest, in all the queues that
-//! the host uses together.
+//! The queue length of an interface (`txqueuelen`): how many frames may wait for the guest in each
+//! of its queues, and how one length is divided among several queues.
 //!
 //! Linux gives each queue of a tap or macvtap the whole length of the interface. So the queues of a
 //! guest with four pairs hold four times the frames of one, and TCP senders fill whatever there is:
 //! their frames wait longer, and more of them are lost at once when the reader is late. Therefore
-//! one room is divided among the queues in use (docs/design/0032).
+//! one length is divided among the queues in use (docs/design/0032).
 
 use super::{State, TapPort};
-use crate::net::{RoomInfo, RoomSource};
+use crate::net::{QueueLengthInfo, QueueLengthSource};
 use crate::sys::link::{Change, InterfaceInfo};
 use crate::sys::tuntap as sys;
 use rustix::fd::AsFd;
 use rustix::io::Errno;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
-/// Who chooses the room of an interface.
+/// Who chooses the queue length of an interface.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum QueueRoom {
-    /// This daemon, where it may: [`ROOM`] frames, together or each (`overflow.rs`).
+pub enum QueueLength {
+    /// This daemon, where it may: [`QUEUE_LENGTH`] frames, together or each (`overflow.rs`).
     Auto,
     /// The host: the interface keeps its length, which each queue has for itself.
     #[default]
@@ -26,26 +26,26 @@ pub enum QueueRoom {
     Frames(u32),
 }
 
-/// The frames of [`QueueRoom::Auto`]: those of one queue of a tap: with one pair nothing changes.
-pub const ROOM: u32 = 1000;
-/// The queues among which [`ROOM`] is divided at most: one stream alone needs an eighth.
-pub const ROOM_SHARERS_MAX: u32 = 8;
+/// The frames of [`QueueLength::Auto`]: those of one queue of a tap: with one pair nothing changes.
+pub const QUEUE_LENGTH: u32 = 1000;
+/// The queues among which [`QUEUE_LENGTH`] is divided at most: one stream alone needs an eighth.
+pub const QUEUE_LENGTH_SHARERS_MAX: u32 = 8;
 
-/// The room of one interface. Its numbers lie outside the port's lock, so that reading them waits
-/// for no call of the host.
+/// The queue length of one interface. Its numbers lie outside the port's lock, so that reading them
+/// waits for no call of the host.
 #[derive(Debug, Default)]
-pub(super) struct Room {
-    wanted: QueueRoom,
+pub(super) struct LengthState {
+    wanted: QueueLength,
     /// The length of the interface when it was opened: what it gets back. 0: unknown.
     former: AtomicU32,
     /// The present length of the interface, which each queue has; 0: unknown.
     each: AtomicU32,
-    /// The queues among which the room was divided last.
+    /// The queues among which the length was divided last.
     sharers: AtomicU32,
     /// How often the length was changed.
     changes: AtomicU64,
     /// All queues were detached after the interface was opened: from now on those that are attached
-    /// share the room.
+    /// share one length.
     is_begun: AtomicBool,
     /// This process has no right to change the length: the interface keeps its own.
     is_refused: AtomicBool,
@@ -53,20 +53,20 @@ pub(super) struct Room {
     is_told: AtomicBool,
 }
 
-impl Room {
-    /// The room of an interface of `queues` queues that is being opened. `is_left`: a former
+impl LengthState {
+    /// The length of an interface of `queues` queues that is being opened. `is_left`: a former
     /// process of this daemon has changed its length already.
     pub(super) fn new(
-        (wanted, queues): (QueueRoom, usize),
+        (wanted, queues): (QueueLength, usize),
         link: Option<&InterfaceInfo>,
         is_left: bool,
     ) -> Self {
         // One queue shares nothing: it keeps the length that the host has given the interface.
-        let is_alone = wanted == QueueRoom::Auto && queues < 2;
-        let wanted = if is_alone { QueueRoom::Host } else { wanted };
-        let room = Self { wanted, ..Self::default() };
-        room.begin(link, is_left);
-        room
+        let is_alone = wanted == QueueLength::Auto && queues < 2;
+        let wanted = if is_alone { QueueLength::Host } else { wanted };
+        let state = Self { wanted, ..Self::default() };
+        state.begin(link, is_left);
+        state
     }
 
     /// Notes the length of an interface that was opened.
@@ -83,50 +83,50 @@ impl Room {
     fn share(&self, sharers: u32) -> Option<u32> {
         match self.wanted {
             _ if self.is_refused.load(Ordering::Relaxed) => None,
-            QueueRoom::Auto => Some(ROOM / sharers.min(ROOM_SHARERS_MAX)),
-            QueueRoom::Frames(frames) => Some((frames / sharers).max(1)),
-            QueueRoom::Host => None,
+            QueueLength::Auto => Some(QUEUE_LENGTH / sharers.min(QUEUE_LENGTH_SHARERS_MAX)),
+            QueueLength::Frames(frames) => Some((frames / sharers).max(1)),
+            QueueLength::Host => None,
         }
     }
 
-    /// The room as it is shown.
-    pub(super) fn info(&self) -> RoomInfo {
+    /// The queue length as stats and metrics show it.
+    pub(super) fn info(&self) -> QueueLengthInfo {
         let [each, sharers] =
             [&self.each, &self.sharers].map(|number| number.load(Ordering::Relaxed));
         let source = match (self.share(1), self.wanted) {
-            (Some(_), QueueRoom::Auto) => RoomSource::Auto,
-            (Some(_), _) => RoomSource::Operator,
-            (None, _) => RoomSource::Host,
+            (Some(_), QueueLength::Auto) => QueueLengthSource::Auto,
+            (Some(_), _) => QueueLengthSource::Operator,
+            (None, _) => QueueLengthSource::Host,
         };
         let changes = self.changes.load(Ordering::Relaxed);
-        RoomInfo { frames: each.saturating_mul(sharers), source, changes }
+        QueueLengthInfo { frames: each.saturating_mul(sharers), source, changes }
     }
 }
 
 impl TapPort {
-    /// Divides the room among the attached queues. The kernel keeps the frames that wait in a queue
-    /// as far as they fit.
+    /// Divides the length among the attached queues. The kernel keeps the frames that wait in a
+    /// queue as far as they fit.
     fn divide(&self, state: &State, is_forced: bool) -> Result<(), Errno> {
         let attached = state.attached.iter().filter(|is_attached| **is_attached).count();
         let sharers = u32::try_from(attached).unwrap_or(u32::MAX).max(1);
-        self.room.sharers.store(sharers, Ordering::Relaxed);
-        let is_whole = self.room.wanted == QueueRoom::Auto && state.overflow.is_whole();
-        self.room
+        self.queue_length.sharers.store(sharers, Ordering::Relaxed);
+        let is_whole = self.queue_length.wanted == QueueLength::Auto && state.overflow.is_whole();
+        self.queue_length
             .share(if is_whole { 1 } else { sharers })
             .map_or(Ok(()), |each| self.set_length(each, is_forced))
     }
 
     /// Sets the length that each queue has. `is_forced`: asks the host even if nothing changes.
     fn set_length(&self, each: u32, is_forced: bool) -> Result<(), Errno> {
-        let is_new = self.room.each.load(Ordering::Relaxed) != each;
+        let is_new = self.queue_length.each.load(Ordering::Relaxed) != each;
         if !is_new && !is_forced {
             return Ok(());
         }
         let index = self.index().ok_or(Errno::OPNOTSUPP)?;
         self.links.set(index, &Change { txqueuelen: Some(each), ..Change::default() })?;
-        self.room.is_told.store(false, Ordering::Relaxed);
-        self.room.each.store(each, Ordering::Relaxed);
-        self.room.changes.fetch_add(u64::from(is_new), Ordering::Relaxed);
+        self.queue_length.is_told.store(false, Ordering::Relaxed);
+        self.queue_length.each.store(each, Ordering::Relaxed);
+        self.queue_length.changes.fetch_add(u64::from(is_new), Ordering::Relaxed);
         Ok(())
     }
 
@@ -136,9 +136,9 @@ impl TapPort {
     ///
     /// # Errors
     /// The host refuses the length that the operator has chosen.
-    pub(super) fn begin_room(&self) -> Result<(), Errno> {
-        self.room.is_begun.store(true, Ordering::Relaxed);
-        let is_chosen = matches!(self.room.wanted, QueueRoom::Frames(_));
+    pub(super) fn begin_queue_length(&self) -> Result<(), Errno> {
+        self.queue_length.is_begun.store(true, Ordering::Relaxed);
+        let is_chosen = matches!(self.queue_length.wanted, QueueLength::Frames(_));
         let result = self.divide(&self.state(), is_chosen || self.queues.len() > 1);
         if let (Err(errno), false) = (result, is_chosen) {
             self.keep_length(errno);
@@ -147,22 +147,22 @@ impl TapPort {
         result
     }
 
-    /// Divides the room among the queues that are attached now. A failure is logged once.
+    /// Divides the length among the queues that are attached now. A failure is logged once.
     /// `is_forced`: another process may have changed the length.
-    pub(super) fn share_room(&self, state: &State, is_forced: bool) {
-        if self.room.is_begun.load(Ordering::Relaxed)
+    pub(super) fn share_queue_length(&self, state: &State, is_forced: bool) {
+        if self.queue_length.is_begun.load(Ordering::Relaxed)
             && let Err(errno) = self.divide(state, is_forced)
         {
             self.keep_length(errno);
         }
     }
 
-    /// Looks how many frames the interface has lost, and decides whether its queues share a room.
-    /// Returns true if the next look can wait: see [`Overflow::is_settled`].
+    /// Looks how many frames the interface has lost, and decides whether its queues share one
+    /// length. Returns true if the next look can wait: see [`Overflow::is_settled`].
     ///
     /// [`Overflow::is_settled`]: super::overflow::Overflow::is_settled
-    pub(super) fn tend(&self) -> bool {
-        if self.room.info().source != RoomSource::Auto {
+    pub(super) fn adapt(&self) -> bool {
+        if self.queue_length.info().source != QueueLengthSource::Auto {
             return true;
         }
         let mut state = self.state();
@@ -170,7 +170,7 @@ impl TapPort {
         // What a tap sends is for its reader; a macvtap receives for its reader.
         let lost = if link.tap.is_some() { link.tx_dropped } else { link.rx_dropped };
         if state.overflow.look(lost) {
-            self.share_room(&state, false);
+            self.share_queue_length(&state, false);
         }
         state.overflow.is_settled()
     }
@@ -188,23 +188,23 @@ impl TapPort {
     fn keep_length(&self, errno: Errno) {
         let name = &self.name;
         let may_never = matches!(errno, Errno::PERM | Errno::ACCESS | Errno::OPNOTSUPP);
-        if self.room.wanted == QueueRoom::Auto && may_never {
-            self.room.is_refused.store(true, Ordering::Relaxed);
+        if self.queue_length.wanted == QueueLength::Auto && may_never {
+            self.queue_length.is_refused.store(true, Ordering::Relaxed);
             // The default setting, which needs a right that the daemon need not have.
             tracing::info!(name, %errno, "txqueuelen: unchanged; each queue has the host's length");
-        } else if !self.room.is_told.swap(true, Ordering::Relaxed) {
+        } else if !self.queue_length.is_told.swap(true, Ordering::Relaxed) {
             tracing::warn!(name, %errno, "txqueuelen: failed; the queues keep theirs");
         }
     }
 
     /// The interface has a number in this namespace again, so its length can be changed again.
     pub(super) fn may_divide(&self) {
-        self.room.is_refused.store(false, Ordering::Relaxed);
+        self.queue_length.is_refused.store(false, Ordering::Relaxed);
     }
 
     /// Gives the interface the length that it had when it was opened.
     pub(super) fn restore_length(&self) {
-        let former = self.room.former.load(Ordering::Relaxed);
+        let former = self.queue_length.former.load(Ordering::Relaxed);
         if former > 0 && self.own_link().is_some() {
             let _ = self.set_length(former, false);
         }

@@ -1,7 +1,7 @@
 //! The settings that an operator chooses for an interface: its MTU, its bridge, and its state.
 
 use super::find::{find, find_bridge};
-use super::{Opened, QueueRoom, TapError};
+use super::{Opened, QueueLength, TapError};
 use crate::sys::link::{Change, InterfaceInfo, Links};
 use rustix::io::Errno;
 
@@ -9,7 +9,7 @@ use rustix::io::Errno;
 #[derive(Default)]
 pub(super) struct Settings<'a> {
     pub(super) sndbuf: Option<u32>,
-    pub(super) txqueuelen: QueueRoom,
+    pub(super) txqueuelen: QueueLength,
     pub(super) merge: bool,
     pub(super) steer: bool,
     pub(super) mtu: Option<u16>,
@@ -24,7 +24,7 @@ pub(super) fn apply(opened: &Opened, settings: &Settings<'_>) -> Result<Option<u
     let Some(link) = &opened.link else {
         let wants = settings.mtu.is_some()
             || settings.bridge.is_some()
-            || matches!(settings.txqueuelen, QueueRoom::Frames(_))
+            || matches!(settings.txqueuelen, QueueLength::Frames(_))
             || settings.up.is_some();
         return if wants { Err(TapError::Elsewhere(name.clone())) } else { Ok(None) };
     };
