@@ -168,6 +168,12 @@ impl DeviceProcess {
         matches!(self.state(), State::Starting | State::Serving)
     }
 
+    /// Sets the state that the process would reach.
+    #[cfg(test)]
+    pub(super) fn set_state(&self, state: State) {
+        self.state.send_replace(state);
+    }
+
     /// Returns when the process has ended.
     pub(super) async fn ended(&self) {
         is(&mut self.state.subscribe(), State::Ended).await;

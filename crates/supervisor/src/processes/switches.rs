@@ -17,12 +17,14 @@ use super::lease_holders::Leases;
 use super::limits::Limits;
 use super::process::DeviceProcess;
 use super::request_server::{RequestServer, left_of, lent, not_lent};
+use super::state::State;
 use manyring_config::plan::domain_of_switch;
 use manyring_device::Owned;
 use manyring_device::net::{NetSide, OwnedPort};
 use manyring_engine::aside;
 use manyring_protocol::message::Command;
 use manyring_serve::assemble::{Ports, SwitchHost};
+use std::collections::btree_map::Entry;
 use std::sync::Arc;
 use tokio::sync::{mpsc, watch};
 
@@ -134,21 +136,45 @@ impl DeviceProcess {
 
 impl Processes {
     /// Ends the device process of a switch that is removed; returns when the process has released
-    /// the uplink.
+    /// the uplink, or when the kernel does not end the process. The caller may drop the future
+    /// earlier: a task closes the supervisor's uplink when the process has ended.
     pub(crate) async fn end_switch(&self, name: &str) {
         let domain = domain_of_switch(name);
-        if let Err(problem) = self.end_one(&domain, "its switch is removed").await {
+        let process = self.lock().get(&domain).map(|kept| kept.process.clone());
+        let Some(process) = process else { return };
+        process.leave("its switch is removed");
+        let (processes, ending) = (self.clone(), process.clone());
+        let forgets = tokio::spawn(async move { processes.forget_switch(ending).await });
+        process.ended_or_stuck().await;
+        if process.state() == State::Stuck {
             tracing::error!(
                 switch = name,
-                problem,
-                "ending the process of a removed switch failed; its uplink stays in use"
+                process = domain,
+                "the kernel has not ended the device process of a removed switch; its uplink stays \
+                 in use until then"
             );
             return;
         }
-        if let Some(host) = self.switches.apart(name) {
-            drop(host.unlent().await);
+        drop(process);
+        let _ = forgets.await;
+    }
+
+    /// Forgets the device process of a removed switch when it has ended. The entry has the last
+    /// copy of the uplink, which would stay open.
+    async fn forget_switch(&self, process: Arc<DeviceProcess>) {
+        process.ended().await;
+        if let Some(switch) = process.switch() {
+            drop(switch.host.unlent().await);
         }
-        self.lock().remove(&domain);
+        let entry = match self.lock().entry(process.name().to_owned()) {
+            // A switch that was added later may have this name, and another process.
+            Entry::Occupied(kept) if Arc::ptr_eq(&kept.get().process, &process) => {
+                Some(kept.remove())
+            }
+            _ => None,
+        };
+        // Closing an interface may block.
+        aside(move || drop((entry, process))).await;
     }
 
     /// Ends the device process of a switch; the next one is started with the present settings.
@@ -208,6 +234,7 @@ impl Processes {
 mod tests {
     use super::*;
     use crate::processes::assigned::DomainMembers;
+    use crate::processes::{Handoff, Serving};
     use manyring_backend::net::tap::lent::Lent;
     use manyring_backend::net::{Port, PortRx, PortTx};
     use manyring_config::parse;
@@ -221,6 +248,9 @@ mod tests {
     use std::collections::BTreeMap;
     use std::pin::pin;
     use std::task::{Context, Waker};
+    use std::time::Duration;
+    use tokio::runtime::{Builder, Runtime};
+    use tokio::time::{Instant, timeout};
 
     /// A switch `s0` that a device process serves.
     fn host() -> Arc<SwitchHost> {
@@ -283,14 +313,70 @@ mod tests {
         }
     }
 
-    #[test]
-    fn a_switch_is_given_without_an_uplink_that_the_host_refuses_and_its_process_goes_on() {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-        let _guard = runtime.enter();
+    fn runtime() -> Runtime {
+        Builder::new_current_thread().enable_all().build().unwrap()
+    }
+
+    /// A switch `s0` with an uplink.
+    fn host_with_uplink() -> (Arc<SwitchHost>, Arc<OwnedPort>) {
         let options = NetOptions { name: "switch:s0".to_owned(), ..NetOptions::default() };
         let uplink = Arc::new(OwnedPort::new(options, Arc::new(Refused)));
         let keys = "[[switch]]\nname = 's0'\n[[net]]\nsocket_path = '/s'\nnull = true\n";
-        let host = SwitchHost::new(&parse(keys).unwrap().switch[0], Some(uplink.clone()));
+        let plan = &parse(keys).unwrap().switch[0];
+        (SwitchHost::new(plan, Some(uplink.clone())), uplink)
+    }
+
+    /// A device process for the switch. Nobody polls the task of `starts` that would start it.
+    fn unstarted(starts: &Runtime, host: Arc<SwitchHost>) -> Serving {
+        let _guard = starts.enter();
+        let members = DomainMembers::of("switch:s0", Surplus::default());
+        let process = DeviceProcess::start("switch:s0", Arc::new([]), members, Some(host));
+        let (started, pause) = (Instant::now(), Duration::ZERO);
+        Serving { process, workers: 1, started, starts: 1, pause }
+    }
+
+    #[test]
+    fn a_removed_switch_closes_its_uplink_when_its_process_ends_late() {
+        // The kernel does not end the process within the time of the change, or says so earlier.
+        for (is_stuck, has_next) in [(false, false), (true, false), (false, true), (true, true)] {
+            let switches = Switches::new(&[], Domains::Device, &AdoptedFds::default()).unwrap();
+            let processes = Processes::new(Vec::new(), &mut Handoff::default(), switches);
+            let (starts, starts_next) = (runtime(), runtime());
+            let (removed, uplink) = host_with_uplink();
+            let serving = unstarted(&starts, removed);
+            processes.lock().insert("switch:s0".to_owned(), serving);
+            let uplink = Arc::downgrade(&{ uplink });
+            runtime().block_on(async {
+                let process = processes.lock()["switch:s0"].process.clone();
+                if is_stuck {
+                    process.set_state(State::Stuck);
+                }
+                let ends = processes.end_switch("s0");
+                assert_eq!(timeout(Duration::from_millis(20), ends).await.is_ok(), is_stuck);
+                assert!(uplink.strong_count() > 0, "the process may still have it");
+                if has_next {
+                    let next = unstarted(&starts_next, host());
+                    processes.lock().insert("switch:s0".to_owned(), next);
+                }
+                process.set_state(State::Ended);
+                drop(process);
+                starts.shutdown_background();
+                let is_closed = async {
+                    while uplink.strong_count() > 0 {
+                        tokio::task::yield_now().await;
+                    }
+                };
+                assert!(timeout(Duration::from_secs(20), is_closed).await.is_ok(), "it is open");
+                assert_eq!(processes.lock().contains_key("switch:s0"), has_next);
+            });
+        }
+    }
+
+    #[test]
+    fn a_switch_is_given_without_an_uplink_that_the_host_refuses_and_its_process_goes_on() {
+        let runtime = runtime();
+        let _guard = runtime.enter();
+        let (host, uplink) = host_with_uplink();
         let members = DomainMembers::of("switch:s0", Surplus::default());
         // Nobody polls the task that would start the process.
         let process = DeviceProcess::start("switch:s0", Arc::new([]), members, Some(host));
@@ -300,7 +386,7 @@ mod tests {
             let context = &mut Context::from_waker(Waker::noop());
             assert!(keeps.as_mut().poll(context).is_pending(), "it looks after the uplink");
             assert!(process.serves(), "its guests need no uplink for each other");
-            std::thread::sleep(std::time::Duration::from_millis(1));
+            std::thread::sleep(Duration::from_millis(1));
         }
         assert!(process.places() < places, "the process is told of its switch");
         let facts = not_lent(&uplink);
@@ -313,8 +399,7 @@ mod tests {
     fn a_port_of_which_a_front_that_stops_did_not_tell_is_told_of_by_the_next_one() {
         // The ports, and then one of them with other settings.
         for (places, changes) in [(0, false), (1, false), (2, false), (1, true), (0, true)] {
-            let builder = &mut tokio::runtime::Builder::new_current_thread();
-            let runtime = builder.enable_all().build().unwrap();
+            let runtime = runtime();
             let _guard = runtime.enter();
             let members = DomainMembers::of("switch:s0", Surplus::default());
             let host = host();
