@@ -25,6 +25,10 @@ const IFLA_TXQLEN: u16 = 13;
 const IFLA_LINKINFO: u16 = 18;
 const IFLA_STATS64: u16 = 23;
 const IFLA_PROMISCUITY: u16 = 30;
+const IFLA_XDP: u16 = 43;
+/// One program of the interface; with several, each has an attribute of its own.
+const IFLA_XDP_PROG_ID: u16 = 4;
+const IFLA_XDP_HW_PROG_ID: u16 = 7;
 const IFLA_INFO_KIND: u16 = 1;
 const IFLA_INFO_DATA: u16 = 2;
 const IFLA_TUN_TYPE: u16 = 3;
@@ -68,6 +72,8 @@ pub struct InterfaceInfo {
     pub takes_any_address: bool,
     /// Frames to any group reach it, as the operator has set it.
     pub takes_any_group: bool,
+    /// The kernel's numbers of the XDP programs that are attached to it.
+    pub xdp_programs: Vec<u32>,
     /// The properties of a tap; `None`: it is no tap.
     pub tap: Option<TapLink>,
 }
@@ -236,6 +242,11 @@ fn parse_link(bytes: &[u8]) -> Option<InterfaceInfo> {
                 link.tx_dropped = u64_at(value, TX_DROPPED_AT)?;
             }
             IFLA_LINKINFO => parse_info(value, &mut link),
+            IFLA_XDP => {
+                let ids = IFLA_XDP_PROG_ID..=IFLA_XDP_HW_PROG_ID;
+                let all = attributes(value).filter(|(kind, _)| ids.contains(kind));
+                link.xdp_programs = all.filter_map(|(_, id)| u32_at(id, 0)).collect();
+            }
             _ => {}
         }
     }

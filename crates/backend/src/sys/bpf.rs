@@ -18,6 +18,7 @@ const BPF_MAP_DELETE_ELEM: c_uint = 3;
 const BPF_PROG_LOAD: c_uint = 5;
 #[cfg(test)]
 const BPF_PROG_TEST_RUN: c_uint = 10;
+const BPF_OBJ_GET_INFO_BY_FD: c_uint = 15;
 const BPF_LINK_CREATE: c_uint = 28;
 const BPF_MAP_TYPE_ARRAY: u32 = 2;
 const BPF_MAP_TYPE_XSKMAP: u32 = 17;
@@ -115,6 +116,15 @@ struct LinkCreate {
     flags: u32,
     /// Fields for other kinds of links.
     more: [u64; 4],
+}
+
+/// The fields of `union bpf_attr` for `BPF_OBJ_GET_INFO_BY_FD`.
+#[derive(Default)]
+#[repr(C, align(8))]
+struct InfoByFd {
+    object: u32,
+    len: u32,
+    info: u64,
 }
 
 /// The fields of `union bpf_attr` for `BPF_PROG_TEST_RUN`.
@@ -318,6 +328,28 @@ pub fn attach_xdp(
         ..LinkCreate::default()
     };
     opened(call(BPF_LINK_CREATE, &mut attributes)?)
+}
+
+/// Returns the number by which the kernel lists a program; no other program has it while this one
+/// is open or attached.
+///
+/// # Errors
+/// The error of `BPF_OBJ_GET_INFO_BY_FD`.
+pub fn program_id(program: BorrowedFd<'_>) -> Result<u32, Errno> {
+    /// The first fields of `struct bpf_prog_info`; the kernel fills as many as there is room for.
+    #[repr(C, align(8))]
+    struct Info {
+        _kind: u32,
+        id: u32,
+    }
+    let mut info = [Info { _kind: 0, id: 0 }];
+    let mut attributes = InfoByFd {
+        object: u32::try_from(program.as_raw_fd()).map_err(|_| Errno::BADF)?,
+        len: u32::try_from(size_of_val(&info)).map_err(|_| Errno::INVAL)?,
+        info: info.as_mut_ptr().expose_provenance() as u64,
+    };
+    call(BPF_OBJ_GET_INFO_BY_FD, &mut attributes)?;
+    Ok(info[0].id)
 }
 
 /// For tests: returns the number that a program returns for `frame`.

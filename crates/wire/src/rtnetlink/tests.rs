@@ -174,3 +174,21 @@ fn a_tap_is_told_from_a_tun_and_has_the_properties_of_its_own() {
     assert_eq!(with(IFLA_TUN_NUM_DISABLED_QUEUES, &four), TapLink { detached: 4, ..plain });
     assert_eq!((with(IFLA_TUN_PI, &[0]), with(IFLA_TUN_MULTI_QUEUE, &[0])), (plain, plain));
 }
+
+#[test]
+fn an_interface_has_the_numbers_of_its_xdp_programs_whatever_their_mode() {
+    let (driver, generic) = (7_u32.to_ne_bytes(), 9_u32.to_ne_bytes());
+    let with =
+        |list: &[(u16, &[u8])]| parsed(0, &[(IFLA_XDP | 1 << 15, &nested(list))]).xdp_programs;
+    let (fd, attached, flags) = (1, 2, 3);
+    assert_eq!(with(&[(attached, &[0])]), []);
+    let of_driver = IFLA_XDP_PROG_ID + 1;
+    assert_eq!(
+        with(&[(attached, &[1]), (IFLA_XDP_PROG_ID, &driver), (of_driver, &driver)]),
+        [7, 7]
+    );
+    // The kernel names none of several as the interface's.
+    let several = [(of_driver, &driver[..]), (of_driver + 1, &generic)];
+    assert_eq!(with(&several), [7, 9]);
+    assert_eq!(with(&[(fd, &driver), (flags, &generic), (IFLA_XDP_PROG_ID, &[1])]), []);
+}

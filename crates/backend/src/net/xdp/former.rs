@@ -7,6 +7,7 @@
 
 use super::XdpPort;
 use super::socket::{Wanted, bind_probe};
+use crate::net::Port;
 use manyring_memory::in_own_memory;
 use rustix::fd::OwnedFd;
 use rustix::io::Errno;
@@ -48,6 +49,7 @@ impl XdpPort {
     /// The interface's queues cannot be probed.
     pub(super) fn are_former_closed(&self) -> Result<bool, Errno> {
         let index = &self.shared.index;
+        let _ = self.is_gone();
         let mut state = self.shared.state();
         if state.former.are_closed {
             return Ok(true);

@@ -154,6 +154,9 @@ impl XdpPort {
         if !self.are_former_closed()? {
             return Err(Errno::BUSY);
         }
+        // Without the look at the interface itself, the sockets might be bound to another one that
+        // has its number by now.
+        let _ = self.is_gone();
         let interface = self.shared.index.load(Ordering::Relaxed);
         self.shared.state().former.free();
         let mtu = self.shared.mtu.load(Ordering::Relaxed);
@@ -173,6 +176,7 @@ impl XdpPort {
         if !is_wanted() {
             return Err(Errno::CANCELED);
         }
+        let _ = self.is_gone();
         let mut state = self.shared.state();
         // Without this check the sockets of an interface that was deleted, or joined, meanwhile
         // would take the place of those for the present one.

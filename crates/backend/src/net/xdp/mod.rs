@@ -137,9 +137,16 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Returns the number of the interface; `None`: the interface was deleted or moved away. Asks
+    /// the kernel, as another interface may have the number by now.
+    fn interface(&self, state: &State) -> Option<u32> {
+        let index = self.index.load(Ordering::Relaxed);
+        state.program.as_ref().filter(|program| program.is_on(&self.links, index)).map(|_| index)
+    }
+
     /// Returns the parameters for a new socket of queue `queue`; `None`: the interface is deleted.
-    fn wanted(&self, queue: u32) -> Option<Wanted> {
-        let interface = Some(self.index.load(Ordering::Relaxed)).filter(|index| *index > 0)?;
+    fn wanted(&self, state: &State, queue: u32) -> Option<Wanted> {
+        let interface = self.interface(state)?;
         let frame_size = u32::from(self.mtu.load(Ordering::Relaxed)) + AROUND;
         Some(Wanted { interface, queue, frame_size })
     }
@@ -215,10 +222,11 @@ impl XdpPort {
     /// Has the program pass the frames of a queue to its socket.
     fn attach(&self, state: &mut State, index: usize) -> Result<(), Errno> {
         let number = u32::try_from(index).map_err(|_| Errno::INVAL)?;
+        let interface = self.options.lends.then(|| self.shared.interface(state)).flatten();
         let State { program, lent, .. } = state;
         if let Some(program) = program {
             if self.options.lends {
-                let interface = self.shared.index.load(Ordering::Relaxed);
+                let interface = interface.ok_or(Errno::NODEV)?;
                 let lent = lent.as_mut().ok_or(Errno::INVAL)?;
                 program.set(number, Some(lent.bound(index, interface)?))?;
             } else if let Some(end) = &self.pair(index)?.tx().end {
@@ -404,8 +412,7 @@ impl Port for XdpPort {
         if u32::from(mtu) + AROUND > self.room(&state) {
             return Err(Errno::MSGSIZE);
         }
-        if state.program.is_some() {
-            let index = self.shared.index.load(Ordering::Relaxed);
+        if let Some(index) = self.shared.interface(&state) {
             let change = Change { mtu: Some(mtu.into()), ..Change::default() };
             self.shared.links.set(index, &change)?;
         }
@@ -436,14 +443,12 @@ impl Port for XdpPort {
     }
 
     fn is_gone(&self) -> bool {
-        let Shared { links, index, .. } = &*self.shared;
         let mut state = self.shared.state();
-        let number = index.load(Ordering::Relaxed);
-        if state.program.is_some() && links.at(number) == Ok(None) {
+        if state.program.is_some() && self.shared.interface(&state).is_none() {
             state.program = None;
             // The kernel has taken the queues from all sockets when the interface was deleted.
             state.former = Former::none();
-            index.store(0, Ordering::Relaxed);
+            self.shared.index.store(0, Ordering::Relaxed);
         }
         state.program.is_none()
     }

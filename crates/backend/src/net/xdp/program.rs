@@ -1,6 +1,7 @@
 //! The XDP program that passes the frames of an interface's queue to the socket of that queue.
 
 use crate::sys::bpf::{self, BPF_FUNC_REDIRECT_MAP, Insn};
+use crate::sys::link::Links;
 use rustix::fd::{AsFd, AsRawFd, OwnedFd};
 use rustix::io::Errno;
 
@@ -23,6 +24,8 @@ pub(super) struct Program {
     map: OwnedFd,
     /// The link that attaches the program. Closing it detaches the program.
     _link: OwnedFd,
+    /// The kernel's number of the program.
+    id: u32,
     /// True if the kernel runs the program behind the driver, which does not support XDP
     /// (`XDP_FLAGS_SKB_MODE`).
     pub(super) is_generic: bool,
@@ -37,6 +40,7 @@ impl Program {
     pub(super) fn attach(index: u32, count: u32) -> Result<Self, Errno> {
         let map = bpf::sockets(count)?;
         let program = bpf::load_xdp(&instructions(map.as_raw_fd()))?;
+        let id = bpf::program_id(program.as_fd())?;
         let (link, is_generic) = match bpf::attach_xdp(program.as_fd(), index, false) {
             Err(Errno::BUSY | Errno::EXIST) => return Err(Errno::BUSY),
             // Run the program behind the driver: the driver does not support it at this MTU, or
@@ -46,7 +50,17 @@ impl Program {
             }
             link => (link?, false),
         };
-        Ok(Self { map, _link: link, is_generic })
+        Ok(Self { map, _link: link, id, is_generic })
+    }
+
+    /// True if the program is attached to the interface that has number `index` in this namespace.
+    /// False: the program's interface was deleted or moved away, and another one may have the
+    /// number. True also if the kernel does not answer.
+    pub(super) fn is_on(&self, links: &Links, index: u32) -> bool {
+        match links.at(index) {
+            Ok(link) => link.is_some_and(|link| link.xdp_programs.contains(&self.id)),
+            Err(_) => true,
+        }
     }
 
     /// Passes the frames of queue `index` to `socket`; `None`: to the host's network stack.

@@ -159,7 +159,7 @@ fn replace(
     requests: &ReplaceRequests,
 ) -> bool {
     let state = shared.state();
-    let Some(wanted) = shared.wanted(0) else {
+    let Some(wanted) = shared.wanted(&state, 0) else {
         // The interface was deleted, so the card has no frame.
         pair.let_go(pair.close(), true);
         return false;

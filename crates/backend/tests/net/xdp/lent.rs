@@ -116,6 +116,72 @@ fn a_borrower_goes_on_with_the_sockets_of_the_interface_that_was_joined() {
 }
 
 #[test]
+fn another_interface_with_the_number_of_the_former_one_is_not_taken_for_it() {
+    in_own_space(|| {
+        for is_moved in [false, true] {
+            make_veth("");
+            let owner = lending("v0", 1);
+            let port = borrowed(&owner);
+            port.set_attached(0, true).unwrap();
+            echoes(&port, 0, 100);
+            let index = link("v0").unwrap().index;
+            // A namespace without a name, which lasts as long as its process.
+            let elsewhere = is_moved.then(Elsewhere::new);
+            match &elsewhere {
+                Some(elsewhere) => run(&format!("ip link set v0 netns {}", elsewhere.0.id())),
+                None => run("ip link del v0"),
+            };
+            wait_until_gone("v0");
+            run(&format!("ip link add other index {index} mtu 1400 type veth peer name end"));
+            assert_eq!(link("other").unwrap().index, index);
+            assert_eq!(owner.set_mtu(1300), Ok(()), "for the next interface of its name");
+            assert_eq!(link("other").unwrap().mtu, 1400);
+            if is_moved {
+                wait_for("the sockets are free", || owner.is_let_go() == Ok(true));
+            }
+            assert!(owner.is_gone());
+            // Nobody has taken its queue.
+            drop(XdpPort::open(&options("other", 1)).unwrap());
+            run("ip link del other");
+            drop((port, elsewhere));
+            wait_until_gone("v1");
+            make_veth("");
+            owner.join_again().unwrap();
+            assert!(!owner.is_gone());
+            assert_eq!(link("v0").unwrap().mtu, 1300);
+            let port = borrowed(&owner);
+            port.set_attached(0, true).unwrap();
+            echoes(&port, 0, 100);
+            drop((port, owner));
+            run("ip link del v0");
+            wait_until_gone("v0");
+        }
+    });
+}
+
+/// A process in a network namespace of its own.
+struct Elsewhere(std::process::Child);
+
+impl Elsewhere {
+    fn new() -> Self {
+        let mut child = std::process::Command::new("unshare");
+        child.args(["-n", "sh", "-c", "echo; read end"]);
+        child.stdin(std::process::Stdio::piped()).stdout(std::process::Stdio::piped());
+        let mut child = child.spawn().unwrap();
+        let mut line = [0];
+        std::io::Read::read_exact(child.stdout.as_mut().unwrap(), &mut line).unwrap();
+        Self(child)
+    }
+}
+
+impl Drop for Elsewhere {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
 fn a_borrower_whose_next_interface_has_longer_frames_uses_the_chunks_of_that_interface() {
     in_own_space(|| {
         make_veth("");
