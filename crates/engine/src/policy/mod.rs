@@ -3,5 +3,6 @@
 pub mod moderation;
 pub mod placement;
 pub mod polling;
+pub mod receive_pairs;
 pub mod share;
 pub mod wake;
