@@ -13,6 +13,7 @@ mod page;
 mod plot;
 mod plots;
 mod references;
+mod tables;
 pub(crate) mod verdict;
 
 use crate::measure::Calibration;
