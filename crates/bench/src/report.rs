@@ -17,24 +17,18 @@ mod tables;
 pub(crate) mod verdict;
 
 use crate::measure::Calibration;
-use serde::Serialize;
+use document::{ReportDocument, ScenarioDocument};
+use serde::{Deserialize, Serialize};
 use verdict::Verdict;
 
 /// One run of one party.
-pub(crate) trait Sample: Serialize {
+pub(crate) trait Sample {
     /// Other programs had too much of the CPUs, or the CPUs moved, however often it was tried.
     fn is_disturbed(&self) -> bool;
-
-    /// Nanoseconds that a cache line needed from one CPU to the other, if that was measured.
-    fn line_ns(&self) -> Option<u64> {
-        None
-    }
-}
-
-/// A run beside which a cache line is timed.
-pub(crate) trait Placed: Sample {
-    fn set_line(&mut self, line_ns: Option<u64>);
     fn disturb(&mut self);
+    /// Nanoseconds that a cache line needed from one CPU to the other, if that was measured.
+    fn line_ns(&self) -> Option<u64>;
+    fn set_line(&mut self, line_ns: Option<u64>);
 }
 
 /// True if two times of a cache line are those of different distances. Repeated at one distance
@@ -95,7 +89,7 @@ impl<S: Sample> Party<S> {
 }
 
 /// The rounds of a comparison in which the CPUs had one of several distances.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Serialize)]
 pub(crate) struct Distance {
     /// Nanoseconds that a cache line needed from one CPU to the other.
     pub(crate) line_ns: u64,
@@ -110,14 +104,6 @@ impl std::fmt::Display for Distance {
         let plural = if *rounds == 1 { "" } else { "s" };
         let nearness = nearness(*line_ns);
         write!(f, "{ratio:.2}x {nearness} ({line_ns} ns a cache line, {rounds} round{plural})")
-    }
-}
-
-/// A line with the ratios by distance, if there was more than one.
-fn print_distances(distances: &[Distance]) {
-    if let [_, ..] = distances {
-        let all: Vec<String> = distances.iter().map(ToString::to_string).collect();
-        println!("    by distance of the CPUs: {}", all.join(", "));
     }
 }
 
@@ -151,56 +137,6 @@ pub(crate) fn ratio(ours: f64, theirs: f64) -> f64 {
     if theirs > 0.0 { ours / theirs } else { 0.0 }
 }
 
-/// A printed column: its heading, width and decimals, and the number of a sample.
-pub(crate) type Printed<S> = (&'static str, usize, usize, fn(&S) -> f64);
-
-/// Prints the headings of columns behind that of the parties' names.
-pub(crate) fn print_heads<S>(names: &str, columns: &[Printed<S>]) {
-    print!("  {names}");
-    columns.iter().for_each(|&(head, width, ..)| print!(" {head:>width$}"));
-    println!();
-}
-
-/// Prints the medians of a party below their headings, behind its name.
-pub(crate) fn print_medians<S: Sample>(name: &str, of: &Party<S>, columns: &[Printed<S>]) {
-    print!("  {name}");
-    for &(_, width, decimals, number) in columns {
-        print!(" {:>width$.decimals$}", of.median(number));
-    }
-    println!();
-}
-
-pub(crate) trait ReportCell: Serialize {
-    type Sample: Sample;
-
-    fn name(&self) -> &str;
-    fn parties(&self) -> &[Party<Self::Sample>];
-    /// The names of the columns, below that of the cell.
-    fn print_head(&self);
-    /// The medians of a party, below their columns.
-    fn print_party(&self, party: &Party<Self::Sample>);
-    /// A line for each pair of parties that is compared.
-    fn print_ratios(&self);
-
-    fn print(&self) {
-        println!("{}", self.name());
-        self.print_head();
-        for party in self.parties() {
-            self.print_party(party);
-        }
-        let all = self.parties().iter().flat_map(|party| &party.samples);
-        let disturbed = all.clone().filter(|sample| sample.is_disturbed()).count();
-        if disturbed > 0 {
-            let count = all.count();
-            println!(
-                "  DISTURBED by other load, or by CPUs that moved: {disturbed} of {count} runs; do \
-                 not use"
-            );
-        }
-        self.print_ratios();
-    }
-}
-
 /// All of a scenario.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct ScenarioReport<C> {
@@ -214,41 +150,22 @@ pub(crate) struct ScenarioReport<C> {
 
 /// The result of a scenario, whatever the type of its cells.
 pub(crate) trait Found {
-    /// Prints a table, or JSON.
-    fn print(&self, json: bool) -> Result<(), String>;
     /// All of it, for the document of a run.
     fn to_json(&self) -> Result<serde_json::Value, String>;
+
     /// Whether its promises were kept; none if it makes none.
-    fn verdict(&self) -> Option<&Verdict>;
-}
-
-impl<C: ReportCell> Found for ScenarioReport<C> {
-    fn to_json(&self) -> Result<serde_json::Value, String> {
-        serde_json::to_value(self).map_err(|error| error.to_string())
-    }
-
     fn verdict(&self) -> Option<&Verdict> {
         None
     }
+}
 
-    fn print(&self, json: bool) -> Result<(), String> {
-        if json {
-            println!("{}", serde_json::to_string_pretty(self).map_err(|e| e.to_string())?);
-            return Ok(());
-        }
-        let Self { scenario, rounds, seconds, machine, .. } = self;
-        println!("{scenario}: {rounds} rounds of {seconds} s on {machine}");
-        println!("  {}", self.calibration);
-        self.cells.iter().for_each(C::print);
-        Ok(())
+impl<C: Serialize> Found for ScenarioReport<C> {
+    fn to_json(&self) -> Result<serde_json::Value, String> {
+        serde_json::to_value(self).map_err(|error| error.to_string())
     }
 }
 
-impl<C: ReportCell> Found for (ScenarioReport<C>, Verdict) {
-    fn print(&self, json: bool) -> Result<(), String> {
-        self.0.print(json)
-    }
-
+impl<C: Serialize> Found for (ScenarioReport<C>, Verdict) {
     fn to_json(&self) -> Result<serde_json::Value, String> {
         self.0.to_json()
     }
@@ -256,6 +173,15 @@ impl<C: ReportCell> Found for (ScenarioReport<C>, Verdict) {
     fn verdict(&self) -> Option<&Verdict> {
         Some(&self.1)
     }
+}
+
+/// The tables of a scenario, for a terminal.
+pub(crate) fn text(scenario: &ScenarioDocument) -> String {
+    let ReportDocument { scenario: name, rounds, seconds, machine, calibration, .. } =
+        &scenario.report;
+    let mut text = format!("{name}: {rounds} rounds of {seconds} s on {machine}\n");
+    text.extend(calibration.iter().map(|calibration| format!("  {calibration}\n")));
+    text + &tables::of(scenario).text()
 }
 
 #[cfg(test)]

@@ -3,11 +3,11 @@
 use crate::measure::{machine, now};
 use crate::plan::{self, Cost};
 use crate::progress;
-use crate::report::Found;
+use crate::report;
 use crate::report::document::{Machine, RunDocument, ScenarioDocument as Entry, quoted};
 use crate::report::files;
 use crate::scenario::ScenarioArgs;
-use crate::scenario::registry::{self, Only, Scenario};
+use crate::scenario::registry::{self, Scenario};
 use clap::Args;
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -59,9 +59,9 @@ pub(crate) fn run(args: &BenchArgs) -> Result<(), String> {
         let outcome = one(*scenario, &args.options.words(rounds));
         progress::end();
         match outcome {
-            Ok((found, entry)) => {
+            Ok(entry) => {
                 if !args.options.json {
-                    found.print(false)?;
+                    print!("{}", report::text(&entry));
                 }
                 failed.extend(entry.broken.iter().cloned());
                 document.scenarios.push(entry);
@@ -120,22 +120,13 @@ fn chosen(names: &[String]) -> Result<Vec<&'static dyn Scenario>, String> {
     Ok(chosen)
 }
 
-/// Runs one, and gives what it found with its entry in the document.
-fn one(scenario: &dyn Scenario, words: &[OsString]) -> Result<(Box<dyn Found>, Entry), String> {
-    let start = now();
-    let found = registry::run_words(scenario, words)?;
-    let report = serde_json::from_value(found.to_json()?).map_err(|error| error.to_string())?;
-    let head = ["manyring-bench".into(), scenario.facts().name.into()].into_iter();
-    let entry = Entry {
-        name: scenario.facts().name.to_owned(),
-        about: scenario.facts().about.to_owned(),
-        command: command_line(head.chain(words.iter().cloned())),
-        by_cell: scenario.facts().only == Only::Cells,
-        took_seconds: start.elapsed().as_secs_f64().round(),
-        report,
-        broken: found.verdict().map_or_else(Vec::new, |verdict| verdict.broken().to_vec()),
-    };
-    Ok((found, entry))
+/// Runs one by its words, as they would stand behind its name on the command line.
+fn one(scenario: &dyn Scenario, words: &[OsString]) -> Result<Entry, String> {
+    let all = std::iter::once(scenario.facts().name.into()).chain(words.iter().cloned());
+    let matches =
+        scenario.command().try_get_matches_from(all.clone()).map_err(|e| e.to_string())?;
+    let command = command_line(std::iter::once("manyring-bench".into()).chain(all));
+    Ok(registry::run(scenario, &matches, command)?.0)
 }
 
 /// Words as a shell takes them; the program by its name alone.

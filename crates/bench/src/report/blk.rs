@@ -1,8 +1,6 @@
 //! The results of a scenario of disks: requests, latencies, and CPU time per million requests.
 
-use super::{
-    Distance, Party, Placed, ReportCell, Sample, Spread, is_far, nearness, print_distances,
-};
+use super::{Distance, Party, Sample, Spread};
 use serde::Serialize;
 
 /// One run of one party.
@@ -35,9 +33,7 @@ impl Sample for BlkSample {
     fn line_ns(&self) -> Option<u64> {
         self.line_ns
     }
-}
 
-impl Placed for BlkSample {
     fn set_line(&mut self, line_ns: Option<u64>) {
         self.line_ns = line_ns;
     }
@@ -98,55 +94,6 @@ fn against(ours: &Party<BlkSample>, peer: &Party<BlkSample>) -> BlkAgainst {
     }
 }
 
-/// The distance of the CPUs in the runs of a party: what a cache line took.
-fn lines(party: &Party<BlkSample>) -> String {
-    let lines = || party.samples.iter().filter_map(|sample| sample.line_ns);
-    match (lines().min(), lines().max()) {
-        (Some(least), Some(most)) if is_far(least, most) => format!("{least} and {most} ns, mixed"),
-        (Some(_), Some(most)) => format!("{most} ns, {}", nearness(most)),
-        _ => "not measured".to_owned(),
-    }
-}
-
-impl ReportCell for BlkCell {
-    type Sample = BlkSample;
-
-    fn name(&self) -> &str {
-        &self.name
-    }
-
-    fn parties(&self) -> &[Party<BlkSample>] {
-        &self.parties
-    }
-
-    fn print_head(&self) {
-        println!(
-            "  {:<28} {:>10} {:>9} {:>9} {:>10} {:>10}  a cache line",
-            "party", "IOPS", "p50 us", "p99 us", "cpu-s/M", "client/M"
-        );
-    }
-
-    fn print_party(&self, party: &Party<BlkSample>) {
-        println!(
-            "  {:<28} {:>10.0} {:>9.2} {:>9.2} {:>10.3} {:>10.3}  {}",
-            party.name,
-            party.median(|s| s.iops),
-            party.median(|s| s.p50_us),
-            party.median(|s| s.p99_us),
-            party.median(|s| s.cpu_per_million),
-            party.median(|s| s.client_cpu_per_million),
-            lines(party),
-        );
-    }
-
-    fn print_ratios(&self) {
-        for BlkAgainst { peer, iops, cpu_per_million, by_distance } in &self.against {
-            println!("  against {peer:<20} IOPS {iops}, CPU per request {cpu_per_million}");
-            print_distances(by_distance);
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -161,19 +108,6 @@ mod tests {
             ..BlkSample::default()
         };
         Party { name: name.to_owned(), samples: iops.iter().map(|i| sample(*i)).collect() }
-    }
-
-    #[test]
-    fn a_party_says_which_distance_the_cpus_had_in_its_runs() {
-        let of = |all: &[Option<u64>]| {
-            let mut party = party("ours", &vec![1.0; all.len()]);
-            party.samples.iter_mut().zip(all).for_each(|(sample, line)| sample.line_ns = *line);
-            lines(&party)
-        };
-        assert_eq!(of(&[Some(40), None, Some(45)]), "45 ns, near");
-        assert_eq!(of(&[Some(180)]), "180 ns, far");
-        assert_eq!(of(&[Some(180), Some(40)]), "40 and 180 ns, mixed");
-        assert_eq!(of(&[None]), "not measured");
     }
 
     #[test]

@@ -59,6 +59,9 @@ pub(crate) struct ScenarioDocument {
     /// Promises that were broken.
     #[serde(default)]
     pub(crate) broken: Vec<String>,
+    /// The figures of a promise that was kept, in words; none if nothing is promised or judged.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) kept: Option<String>,
 }
 
 impl ScenarioDocument {
@@ -173,6 +176,7 @@ impl RunDocument {
             took_seconds: 0.0,
             report,
             broken: Vec::new(),
+            kept: None,
         };
         Ok(Self { machine, scenarios: vec![scenario], ..Self::default() })
     }

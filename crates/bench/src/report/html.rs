@@ -1,4 +1,5 @@
-//! The words of a page: text is escaped where it enters, so that no name can be an element.
+//! A table for a page and for a terminal, and the page around it: text is escaped where it enters a
+//! page, so that no name can be an element.
 
 use std::fmt::Write as _;
 
@@ -62,49 +63,103 @@ impl Td {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Table {
     heads: Vec<Td>,
-    body: String,
+    lines: Vec<TableLine>,
+}
+
+/// A line of a table.
+#[derive(Clone, Debug)]
+enum TableLine {
+    /// What the rows below are of, and the command behind them.
+    Group(String, String),
+    /// As wide as the heads.
+    Row(Vec<Td>),
+    /// Words across the table, and their class.
+    Note(String, &'static str),
 }
 
 impl Table {
     pub(crate) fn new(heads: Vec<Td>) -> Self {
-        Self { heads, body: String::new() }
+        Self { heads, lines: Vec::new() }
     }
 
     /// A line across the table: what the rows below are of, and the command behind them.
     pub(crate) fn group(&mut self, title: &str, command: &str) {
-        let (span, title) = (self.heads.len(), escaped(title));
-        let _ = write!(self.body, "<tr class=\"group\"><th colspan=\"{span}\">{title}");
-        if !command.is_empty() {
-            let _ = write!(self.body, "<code>{}</code>", escaped(command));
-        }
-        self.body.push_str("</th></tr>\n");
+        self.lines.push(TableLine::Group(title.to_owned(), command.to_owned()));
     }
 
     /// A line across the table, in words.
-    pub(crate) fn note(&mut self, text: &str, class: &str) {
-        let (span, text) = (self.heads.len(), escaped(text));
-        let _ = writeln!(
-            self.body,
-            "<tr class=\"note {class}\"><td colspan=\"{span}\">{text}</td></tr>"
-        );
+    pub(crate) fn note(&mut self, text: &str, class: &'static str) {
+        self.lines.push(TableLine::Note(text.to_owned(), class));
     }
 
     /// A row, as wide as the heads: what is missing is empty.
     pub(crate) fn row(&mut self, cells: impl IntoIterator<Item = Td>) {
-        self.body.push_str("<tr>");
         let empty = std::iter::repeat_with(|| Td::word(""));
-        for cell in cells.into_iter().chain(empty).take(self.heads.len()) {
-            cell.write(&mut self.body, "td");
-        }
-        self.body.push_str("</tr>\n");
+        let cells = cells.into_iter().chain(empty).take(self.heads.len());
+        self.lines.push(TableLine::Row(cells.collect()));
     }
 
-    /// All of it.
+    /// The table as an element of a page.
     pub(crate) fn html(&self) -> String {
+        let span = self.heads.len();
         let mut html = String::from("<div class=\"wide\"><table>\n<thead><tr>");
         self.heads.iter().for_each(|head| head.write(&mut html, "th"));
-        let _ = write!(html, "</tr></thead>\n<tbody>\n{}</tbody></table></div>\n", self.body);
-        html
+        html.push_str("</tr></thead>\n<tbody>\n");
+        for line in &self.lines {
+            match line {
+                TableLine::Group(title, command) => {
+                    let title = escaped(title);
+                    let _ = write!(html, "<tr class=\"group\"><th colspan=\"{span}\">{title}");
+                    if !command.is_empty() {
+                        let _ = write!(html, "<code>{}</code>", escaped(command));
+                    }
+                    html.push_str("</th></tr>\n");
+                }
+                TableLine::Row(cells) => {
+                    html.push_str("<tr>");
+                    cells.iter().for_each(|cell| cell.write(&mut html, "td"));
+                    html.push_str("</tr>\n");
+                }
+                TableLine::Note(text, class) => {
+                    let _ = write!(html, "<tr class=\"note {class}\"><td colspan=\"{span}\">");
+                    let _ = writeln!(html, "{}</td></tr>", escaped(text));
+                }
+            }
+        }
+        html + "</tbody></table></div>\n"
+    }
+
+    /// The table for a terminal: the heads above each group, or once.
+    pub(crate) fn text(&self) -> String {
+        let rows = self.lines.iter().filter_map(|line| match line {
+            TableLine::Row(cells) => Some(cells),
+            _ => None,
+        });
+        let mut widths = vec![0; self.heads.len()];
+        for cells in rows.chain([&self.heads]) {
+            let all = widths.iter_mut().zip(cells);
+            all.for_each(|(width, cell)| *width = (*width).max(cell.text.chars().count()));
+        }
+        let line = |cells: &[Td]| -> String {
+            let all = cells.iter().zip(&widths);
+            let padded = all.map(|(Td { text, class, .. }, &width)| match class.is_empty() {
+                true => format!("  {text:<width$}"),
+                false => format!("  {text:>width$}"),
+            });
+            padded.collect::<String>().trim_end().to_owned() + "\n"
+        };
+        let mut text = String::new();
+        if !matches!(self.lines.first(), Some(TableLine::Group(..))) {
+            text.push_str(&line(&self.heads));
+        }
+        for one in &self.lines {
+            match one {
+                TableLine::Group(title, _) => text += &format!("{title}\n{}", line(&self.heads)),
+                TableLine::Row(cells) => text += &line(cells),
+                TableLine::Note(note, _) => text += &format!("    {note}\n"),
+            }
+        }
+        text
     }
 }
 
@@ -147,6 +202,7 @@ mod tests {
         let html = table.html();
         assert_eq!(html.matches("<td").count(), 5, "{html}");
         assert!(html.contains("colspan=\"2\""));
+        assert_eq!(table.text(), "  a  b\n  1\n  1  2\n    n\n");
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! The results of an idle daemon: CPU time, memory and threads by its number of devices.
 
-use super::{Party, Printed, ReportCell, Sample, print_heads, print_medians};
+use super::Party;
 use serde::Serialize;
 
 /// One daemon with this many devices, over some seconds in which nobody does anything.
@@ -27,13 +27,6 @@ pub(crate) struct IdleSample {
     pub(crate) group_kib_per_device: f64,
 }
 
-impl Sample for IdleSample {
-    /// Other programs change none of these counts.
-    fn is_disturbed(&self) -> bool {
-        false
-    }
-}
-
 /// One daemon for each number of devices.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct IdleCell {
@@ -50,39 +43,6 @@ impl IdleCell {
         };
         Self { name, parties: counts.iter().enumerate().map(party).collect() }
     }
-}
-
-const COLUMNS: &[Printed<IdleSample>] = &[
-    ("ready s", 9, 3, |s| s.ready_seconds),
-    ("connected s", 11, 3, |s| s.connect_seconds),
-    ("CPU ticks", 10, 0, |s| s.ticks),
-    ("wakes", 8, 0, |s| s.wakes),
-    ("threads", 8, 0, |s| s.threads),
-    ("resident KiB", 12, 0, |s| s.resident_kib),
-    ("KiB/device", 11, 1, |s| s.kib_per_device),
-    ("cgroup KiB/device", 17, 1, |s| s.group_kib_per_device),
-];
-
-impl ReportCell for IdleCell {
-    type Sample = IdleSample;
-
-    fn name(&self) -> &str {
-        &self.name
-    }
-
-    fn parties(&self) -> &[Party<IdleSample>] {
-        &self.parties
-    }
-
-    fn print_head(&self) {
-        print_heads("daemon with     ", COLUMNS);
-    }
-
-    fn print_party(&self, party: &Party<IdleSample>) {
-        print_medians(&format!("{:<16}", party.name), party, COLUMNS);
-    }
-
-    fn print_ratios(&self) {}
 }
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
 //! The results of the guests of one daemon, and the verdict on their shares.
 
-use super::{Party, Printed, ReportCell, Sample, Spread, print_heads, print_medians};
+use super::{Party, Spread};
 use serde::Serialize;
 
 /// Least that a guest may have of its fair share: the median of the rounds.
@@ -42,21 +42,12 @@ pub(crate) struct NeighbourSample {
     pub(crate) disturbed: bool,
 }
 
-impl Sample for NeighbourSample {
-    fn is_disturbed(&self) -> bool {
-        self.disturbed
-    }
-}
-
-/// The results of a measured guest beside abusers, as ratios of the rounds.
+/// A measured guest beside abusers, as ratios of the rounds.
 #[derive(Clone, Copy, Debug, Serialize)]
-pub(crate) struct NeighbourShares {
-    /// To what it has among equals.
-    pub(crate) of_equals: Spread,
-    /// To what it has alone, divided by the number of guests.
-    pub(crate) of_alone: Spread,
-    /// Its p99 in microseconds, without what it and the worker waited for a CPU.
-    pub(crate) p99_us: Spread,
+pub(crate) struct NeighbourAgainst {
+    pub(crate) party: &'static str,
+    pub(crate) peer: &'static str,
+    pub(crate) rate: Spread,
 }
 
 /// One guest in every mix.
@@ -65,7 +56,7 @@ pub(crate) struct NeighbourCell {
     pub(crate) name: String,
     pub(crate) parties: Vec<Party<NeighbourSample>>,
     /// None of a guest that abuses the daemon.
-    pub(crate) shares: Option<NeighbourShares>,
+    pub(crate) against: Vec<NeighbourAgainst>,
     /// Promises that were broken, in words.
     pub(crate) broken: Vec<String>,
 }
@@ -88,9 +79,9 @@ impl NeighbourCell {
         let p99_us = Spread::of(abused.samples.iter().map(|s| s.p99_us));
         let of_equals = abused.against(&equals, |s| s.rate);
         let mut broken = Vec::new();
-        for (share, of) in
-            [(of_equals, "its rate among equals"), (of_alone, "an eighth of its rate alone")]
-        {
+        let shares =
+            [(of_equals, "its rate among equals"), (of_alone, "an eighth of its rate alone")];
+        for (share, of) in shares {
             if share.median < SHARE_MIN {
                 broken.push(format!("{name}: {share} of {of}"));
             }
@@ -98,8 +89,9 @@ impl NeighbourCell {
         if p99_us.median > P99_MAX_US && p99_us.median > equals.median(|s| s.p99_us) {
             broken.push(format!("{name}: p99 of {:.0} us", p99_us.median));
         }
-        let shares = Some(NeighbourShares { of_equals, of_alone, p99_us });
-        Self { name: name.to_owned(), parties: vec![abused, equals, alone], shares, broken }
+        let line = |(rate, peer)| NeighbourAgainst { party: "abused", peer, rate };
+        let (against, parties) = (shares.map(line).to_vec(), vec![abused, equals, alone]);
+        Self { name: name.to_owned(), parties, against, broken }
     }
 
     /// The guest that floods kicks, and the equal in its place.
@@ -129,48 +121,7 @@ impl NeighbourCell {
     fn abuser(name: &str, parties: [Party<NeighbourSample>; 2], is_one: bool) -> Self {
         let too_little = format!("{name}: too little of it to say anything about its neighbours");
         let broken = if is_one { Vec::new() } else { vec![too_little] };
-        Self { name: name.to_owned(), parties: parties.into(), shares: None, broken }
-    }
-}
-
-const COLUMNS: &[Printed<NeighbourSample>] = &[
-    ("per second", 10, 0, |s| s.rate),
-    ("p50 us", 8, 1, |s| s.p50_us),
-    ("p99 us", 8, 1, |s| s.p99_us),
-    ("max us", 8, 0, |s| s.max_us),
-    ("p99 by clock", 12, 1, |s| s.p99_clock_us),
-    ("waited %", 8, 1, |s| s.waited_share * 100.0),
-    ("worker %", 8, 1, |s| s.worker_share * 100.0),
-];
-
-impl ReportCell for NeighbourCell {
-    type Sample = NeighbourSample;
-
-    fn name(&self) -> &str {
-        &self.name
-    }
-
-    fn parties(&self) -> &[Party<NeighbourSample>] {
-        &self.parties
-    }
-
-    fn print_head(&self) {
-        print_heads("neighbours      ", COLUMNS);
-    }
-
-    fn print_party(&self, party: &Party<NeighbourSample>) {
-        print_medians(&format!("{:<16}", party.name), party, COLUMNS);
-    }
-
-    fn print_ratios(&self) {
-        if let Some(NeighbourShares { of_equals, of_alone, p99_us: Spread { median, min, max } }) =
-            &self.shares
-        {
-            println!(
-                "  abused: {of_equals} of its rate among equals, {of_alone} of an eighth of its \
-                 rate alone; p99 {median:.0} us ({min:.0} to {max:.0})"
-            );
-        }
+        Self { name: name.to_owned(), parties: parties.into(), against: Vec::new(), broken }
     }
 }
 
@@ -216,9 +167,8 @@ mod tests {
         let abused = party(&[(1.0, 9000.0), (9.0, 2.0), (9.0, 1.0)]);
         let others = [party(&[(10.0, 1.0); 3]), party(&[(80.0, 1.0); 3])];
         let cell = NeighbourCell::measured("g", abused, others, 8);
-        let shares = cell.shares.unwrap();
-        assert_eq!((shares.of_equals.median, shares.of_alone.median), (0.9, 0.9));
-        assert_eq!((shares.p99_us.median, shares.p99_us.max), (2.0, 9000.0));
+        let shares: Vec<f64> = cell.against.iter().map(|line| line.rate.median).collect();
+        assert_eq!(shares, [0.9, 0.9]);
         assert!(cell.broken.is_empty(), "{:?}", cell.broken);
     }
 

@@ -1,9 +1,6 @@
 //! The results of a network scenario: the columns of the reference tables, and ratios.
 
-use super::{
-    Distance, Party, Placed, Printed, ReportCell, Sample, Spread, print_distances, print_heads,
-    print_medians, ratio,
-};
+use super::{Distance, Party, Sample, Spread, ratio};
 use serde::Serialize;
 
 /// One run of one party.
@@ -47,17 +44,6 @@ pub(crate) struct PerOperation {
     pub(crate) calls_per_op: f64,
 }
 
-impl NetSample {
-    /// Throughput for each per cent of a CPU, as the reference tables have it.
-    fn normalized(&self) -> f64 {
-        ratio(self.throughput, self.cpu).floor()
-    }
-
-    fn operation(&self) -> PerOperation {
-        self.per_operation.unwrap_or_default()
-    }
-}
-
 impl Sample for NetSample {
     fn is_disturbed(&self) -> bool {
         self.disturbed
@@ -66,9 +52,7 @@ impl Sample for NetSample {
     fn line_ns(&self) -> Option<u64> {
         self.line_ns
     }
-}
 
-impl Placed for NetSample {
     fn set_line(&mut self, line_ns: Option<u64>) {
         self.line_ns = line_ns;
     }
@@ -124,12 +108,6 @@ impl NetCell {
         let against = pairs.into_iter().map(|(one, peer)| against(one, peer)).collect();
         Self { name, sessions, unit, parties, against }
     }
-
-    /// Some party was asked what an operation takes.
-    fn has_operations(&self) -> bool {
-        let mut samples = self.parties.iter().flat_map(|party| &party.samples);
-        samples.any(|sample| sample.per_operation.is_some())
-    }
 }
 
 fn against(one: &Party<NetSample>, peer: &Party<NetSample>) -> NetAgainst {
@@ -140,64 +118,6 @@ fn against(one: &Party<NetSample>, peer: &Party<NetSample>) -> NetAgainst {
         cpu_per_unit: one.against(peer, |s| ratio(s.cpu, s.throughput)),
         backend_cpu_per_unit: one.against(peer, |s| ratio(s.backend_cpu, s.throughput)),
         by_distance: one.against_by_distance(peer, |s| s.throughput),
-    }
-}
-
-impl NetCell {
-    fn columns(&self) -> Vec<Printed<NetSample>> {
-        let of_all: [Printed<NetSample>; 9] = [
-            (self.unit, 9, 0, |s| s.throughput),
-            ("cpu %", 6, 1, |s| s.cpu),
-            ("back-end", 8, 1, |s| s.backend_cpu),
-            ("normalized", 10, 0, NetSample::normalized),
-            ("avg size", 8, 0, |s| s.avg_pkt_size),
-            ("kicks/pkt", 9, 4, |s| s.kicks_per_packet),
-            ("calls/pkt", 9, 4, |s| s.calls_per_packet),
-            ("p50 us", 8, 1, |s| s.p50_us),
-            ("p99 us", 8, 1, |s| s.p99_us),
-        ];
-        let of_operations: [Printed<NetSample>; 3] = [
-            ("CPU us/op", 9, 3, |s| s.operation().cpu_us_per_op),
-            ("kicks/op", 8, 4, |s| s.operation().kicks_per_op),
-            ("calls/op", 8, 4, |s| s.operation().calls_per_op),
-        ];
-        let of_operations = of_operations.into_iter().filter(|_| self.has_operations());
-        of_all.into_iter().chain(of_operations).collect()
-    }
-}
-
-impl ReportCell for NetCell {
-    type Sample = NetSample;
-
-    fn name(&self) -> &str {
-        &self.name
-    }
-
-    fn parties(&self) -> &[Party<NetSample>] {
-        &self.parties
-    }
-
-    fn print_head(&self) {
-        print_heads(&format!("{:<24} {:>8}", "party", "sessions"), &self.columns());
-    }
-
-    fn print_party(&self, party: &Party<NetSample>) {
-        let name = format!("{:<24} {:>8}", party.name, self.sessions);
-        print_medians(&name, party, &self.columns());
-    }
-
-    fn print_ratios(&self) {
-        for against in &self.against {
-            let NetAgainst { party, peer, throughput, cpu_per_unit, backend_cpu_per_unit, .. } =
-                against;
-            print!("  {party} against {peer}: throughput {throughput}");
-            // A way of the kernel's own has no process whose CPU time could be compared.
-            if cpu_per_unit.max > 0.0 {
-                print!(", CPU per unit {cpu_per_unit}, the back-end's {backend_cpu_per_unit}");
-            }
-            println!();
-            print_distances(&against.by_distance);
-        }
     }
 }
 
@@ -232,12 +152,5 @@ mod tests {
         };
         assert_eq!(json(Some(asked))["cpu_us_per_op"], 1.5);
         assert!(json(None).get("cpu_us_per_op").is_none());
-    }
-
-    #[test]
-    fn normalized_is_the_whole_part_of_throughput_by_cpu() {
-        let sample = NetSample { throughput: 9263.0, cpu: 46.84, ..NetSample::default() };
-        assert_eq!(sample.normalized(), 197.0);
-        assert_eq!(NetSample::default().normalized(), 0.0);
     }
 }

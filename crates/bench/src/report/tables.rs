@@ -5,7 +5,7 @@ use super::columns::{self, ColumnHead, KNOWN};
 use super::compare::number;
 use super::document::{CellDocument, PartyDocument, ScenarioDocument};
 use super::html::{Table, Td};
-use super::{Spread, references};
+use super::{Distance, Spread, references};
 use serde_json::{Map, Value};
 
 /// The throughput of several queue pairs against one, beside that of the references' queues; empty
@@ -89,10 +89,10 @@ pub(super) fn of(scenario: &ScenarioDocument) -> Table {
             }
             table.row(row);
         }
-        cell.against
-            .iter()
-            .filter_map(|ratios| against(cell, ratios))
-            .for_each(|line| table.note(&line, ""));
+        for ratios in &cell.against {
+            against(cell, ratios).iter().for_each(|line| table.note(line, ""));
+            distances(ratios).iter().for_each(|line| table.note(line, ""));
+        }
         let disturbed: usize = cell.parties.iter().map(PartyDocument::disturbed).sum();
         if disturbed > 0 {
             let all: usize = cell.parties.iter().map(|party| party.samples.len()).sum();
@@ -137,3 +137,13 @@ fn against(cell: &CellDocument, ratios: &Map<String, Value>) -> Option<String> {
         named.into_iter().filter_map(|(name, value)| of(name, value)).collect();
     (!ratios.is_empty()).then(|| format!("{party} against {peer}: {}", ratios.join(", ")))
 }
+
+/// The ratios by distance of the CPUs, if there was more than one.
+fn distances(ratios: &Map<String, Value>) -> Option<String> {
+    let all: Vec<Distance> = serde_json::from_value(ratios.get("by_distance")?.clone()).ok()?;
+    let words: Vec<String> = all.iter().map(ToString::to_string).collect();
+    (words.len() > 1).then(|| format!("by distance of the CPUs: {}", words.join(", ")))
+}
+
+#[cfg(test)]
+mod tests;

@@ -26,6 +26,11 @@ impl Verdict {
         if let Self::Broken(broken) = self { broken } else { &[] }
     }
 
+    /// The words for promises of which each was kept.
+    pub(crate) fn kept(&self) -> Option<&str> {
+        if let Self::Kept(kept) = self { Some(kept) } else { None }
+    }
+
     /// Prints the verdict, if people read it.
     ///
     /// # Errors

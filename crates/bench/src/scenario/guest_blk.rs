@@ -10,7 +10,7 @@
 use super::file_blk::parse_fio;
 use super::rounds::{self, RunOf};
 use super::{Contender, How, ScenarioArgs, ours, per_million, qemu_storage_daemon};
-use crate::measure::{Affinity, Calibration, machine};
+use crate::measure::Affinity;
 use crate::peer::{self, Server};
 use crate::progress;
 use crate::report::ScenarioReport;
@@ -70,14 +70,8 @@ pub(crate) fn run(args: &GuestBlkArgs) -> Result<ScenarioReport<BlkCell>, String
             cells.extend(in_guest(args, kind, &wanted)?);
         }
     }
-    Ok(ScenarioReport {
-        scenario: "guest-blk",
-        machine: machine(),
-        calibration: Calibration::measure(scenario.client_cpu, scenario.server_cpu),
-        rounds: scenario.rounds(),
-        seconds: seconds(scenario),
-        cells,
-    })
+    let report = scenario.report("guest-blk", cells);
+    Ok(ScenarioReport { seconds: seconds(scenario), ..report })
 }
 
 fn seconds(args: &ScenarioArgs) -> f64 {

@@ -5,7 +5,7 @@
 use super::ScenarioArgs;
 use super::crowd::{Crowd, CrowdDevices, Devices};
 use crate::measure::cgroup::MemoryGroup;
-use crate::measure::{Affinity, Calibration, machine, now};
+use crate::measure::{Affinity, now};
 use crate::peer;
 use crate::progress;
 use crate::report::ScenarioReport;
@@ -77,14 +77,8 @@ pub(crate) fn run(args: &ScenarioArgs) -> Result<ScenarioReport<IdleCell>, Strin
         }
         cells.push(IdleCell::new(name, daemons.counts, &rounds));
     }
-    Ok(ScenarioReport {
-        scenario: "idle",
-        machine: machine(),
-        calibration: Calibration::measure(args.client_cpu, args.server_cpu),
-        rounds: args.rounds(),
-        seconds: idle(args).as_secs_f64(),
-        cells,
-    })
+    let report = args.report("idle", cells);
+    Ok(ScenarioReport { seconds: idle(args).as_secs_f64(), ..report })
 }
 
 fn idle(args: &ScenarioArgs) -> Duration {

@@ -111,6 +111,13 @@ impl ScenarioArgs {
         if self.smoke { 1 } else { self.rounds.unwrap_or(ROUNDS).max(1) }
     }
 
+    /// The results of a scenario, with the machine and what its basic steps cost now.
+    fn report<C>(&self, scenario: &'static str, cells: Vec<C>) -> ScenarioReport<C> {
+        let calibration = Calibration::measure(self.client_cpu, self.server_cpu);
+        let (rounds, seconds) = (self.rounds(), self.seconds());
+        ScenarioReport { scenario, machine: machine(), calibration, rounds, seconds, cells }
+    }
+
     /// The basic costs of this machine on the two CPUs.
     pub(crate) fn costs(&self) -> Costs {
         Costs::measure(self.client_cpu, self.server_cpu)
@@ -371,14 +378,7 @@ impl<'a> Bench<'a> {
     }
 
     fn report(self, scenario: &'static str) -> ScenarioReport<BlkCell> {
-        ScenarioReport {
-            scenario,
-            machine: machine(),
-            calibration: Calibration::measure(self.args.client_cpu, self.args.server_cpu),
-            rounds: self.args.rounds(),
-            seconds: self.args.seconds(),
-            cells: self.cells,
-        }
+        self.args.report(scenario, self.cells)
     }
 }
 

@@ -22,7 +22,7 @@
 
 use super::{ScenarioArgs, TRIES, WAITED_MAX};
 use crate::load::guest::{Deed, GuestArgs, GuestResult};
-use crate::measure::{Affinity, Calibration, machine, now};
+use crate::measure::{Affinity, now};
 use crate::peer::{self, Server};
 use crate::progress;
 use crate::report::neighbours::{NeighbourCell, NeighbourSample};
@@ -100,14 +100,7 @@ pub(crate) fn run(args: &ScenarioArgs) -> Result<(ScenarioReport<NeighbourCell>,
     let all = MEASURED.iter().chain(&abusers).zip(found);
     let cells: Vec<_> = all.filter(is_shown).map(cell).collect();
     let broken = cells.iter().flat_map(|cell| cell.broken.clone()).collect();
-    let report = ScenarioReport {
-        scenario: "neighbours",
-        machine: machine(),
-        calibration: Calibration::measure(args.client_cpu, args.server_cpu),
-        rounds: args.rounds(),
-        seconds: args.seconds(),
-        cells,
-    };
+    let report = args.report("neighbours", cells);
     Ok((report, Verdict::new(args.smoke, "every guest kept its share", broken)))
 }
 

@@ -3,7 +3,7 @@
 use super::ScenarioArgs;
 use super::rounds::{self, RunOf};
 use crate::load::join::JoinResult;
-use crate::measure::{Affinity, Calibration, busy_seconds, machine, now};
+use crate::measure::{Affinity, busy_seconds, now};
 use crate::netns::{Netns, address};
 use crate::own_load::own_load;
 use crate::peer::{self, Server};
@@ -94,14 +94,7 @@ impl<'a> NetBench<'a> {
         scenario: &'static str,
         cells: impl IntoIterator<Item = Option<NetCell>>,
     ) -> ScenarioReport<NetCell> {
-        ScenarioReport {
-            scenario,
-            machine: machine(),
-            calibration: Calibration::measure(self.args.client_cpu, self.args.server_cpu),
-            rounds: self.args.rounds(),
-            seconds: self.args.seconds(),
-            cells: cells.into_iter().flatten().collect(),
-        }
+        self.args.report(scenario, cells.into_iter().flatten().collect())
     }
 
     /// The daemons that take our arguments, with the names of their parties.

@@ -6,13 +6,15 @@ use super::{
     neighbours, null_blk, null_net, tap_small, tap_stream, tcp_crr, tcp_ladder, tcp_rr, vm_to_vm,
     xen_blk_queues, zero_copy,
 };
+use crate::measure::now;
 use crate::netns;
 use crate::peer;
 use crate::plan::{self, Cost};
 use crate::progress;
-use crate::report::Found;
+use crate::report::document::ScenarioDocument;
+use crate::report::verdict::Verdict;
+use crate::report::{self, Found};
 use clap::{ArgMatches, Args, Command, FromArgMatches};
-use std::ffi::OsString;
 
 /// Makes the table, of rows that say: the module and the name, what the scenario needs, its cost
 /// (before the first round, runs of a round, seconds of each), what `--only` selects; its purpose.
@@ -165,14 +167,27 @@ impl<A: Args + FromArgMatches, R: Found + 'static> Scenario for Entry<A, R> {
     }
 }
 
-/// Runs a scenario by its words, as they would stand behind its name on the command line.
-pub(crate) fn run_words(
+/// Runs a scenario as its command line says: its part of the document of a run, and its verdict.
+pub(crate) fn run(
     scenario: &dyn Scenario,
-    words: &[OsString],
-) -> Result<Box<dyn Found>, String> {
-    let all = std::iter::once(OsString::from(scenario.facts().name)).chain(words.iter().cloned());
-    let matches = scenario.command().try_get_matches_from(all).map_err(|e| e.to_string())?;
-    scenario.run(&matches)
+    matches: &ArgMatches,
+    command: String,
+) -> Result<(ScenarioDocument, Option<Verdict>), String> {
+    let (Facts { name, about, only, .. }, start) = (scenario.facts(), now());
+    let found = scenario.run(matches)?;
+    let report = serde_json::from_value(found.to_json()?).map_err(|error| error.to_string())?;
+    let verdict = found.verdict().cloned();
+    let document = ScenarioDocument {
+        name: name.to_owned(),
+        about: about.to_owned(),
+        command,
+        by_cell: only == Only::Cells,
+        took_seconds: start.elapsed().as_secs_f64().round(),
+        report,
+        broken: verdict.as_ref().map_or_else(Vec::new, |verdict| verdict.broken().to_vec()),
+        kept: verdict.as_ref().and_then(Verdict::kept).map(str::to_owned),
+    };
+    Ok((document, verdict))
 }
 
 /// Runs a scenario as a command of its own, prints what it found and says what was left out.
@@ -181,9 +196,14 @@ pub(crate) fn run_words(
 /// It could not run, a promise was broken, or a peer is missing.
 pub(crate) fn run_alone(scenario: &dyn Scenario, matches: &ArgMatches) -> Result<(), String> {
     let args = ScenarioArgs::from_arg_matches(matches).map_err(|error| error.to_string())?;
-    let found = scenario.run(matches)?;
-    found.print(args.json)?;
-    let verdict = found.verdict().cloned().map_or(Ok(()), |verdict| verdict.print(args.json));
+    let (document, verdict) = run(scenario, matches, String::new())?;
+    if args.json {
+        let text = serde_json::to_string_pretty(&document.report).map_err(|e| e.to_string())?;
+        println!("{text}");
+    } else {
+        print!("{}", report::text(&document));
+    }
+    let verdict = verdict.map_or(Ok(()), |verdict| verdict.print(args.json));
     let bad: Vec<String> = verdict.err().into_iter().chain(progress::left_out()).collect();
     if bad.is_empty() { Ok(()) } else { Err(bad.join("; ")) }
 }

@@ -17,7 +17,7 @@
 use super::{ScenarioArgs, TRIES};
 use crate::calibrate;
 use crate::progress;
-use crate::report::{Party, Placed, is_far};
+use crate::report::{Party, Sample, is_far};
 
 /// Rounds that are tried until the CPUs are as near for all parties.
 const ROUND_TRIES: usize = 4;
@@ -26,7 +26,7 @@ const ROUND_TRIES: usize = 4;
 pub(super) type RunOf<'a, S> = &'a dyn Fn() -> Result<S, String>;
 
 /// Runs the parties of a cell in turn, round by round.
-pub(super) fn run<S: Placed>(
+pub(super) fn run<S: Sample>(
     args: &ScenarioArgs,
     cell: &str,
     parties: &[(&str, RunOf<'_, S>)],
@@ -47,7 +47,7 @@ pub(super) fn run<S: Placed>(
             samples = round()?;
         }
         if !is_even(&samples) {
-            samples.iter_mut().for_each(Placed::disturb);
+            samples.iter_mut().for_each(Sample::disturb);
         }
         found.iter_mut().zip(samples).for_each(|(party, sample)| party.samples.push(sample));
     }
@@ -55,7 +55,7 @@ pub(super) fn run<S: Placed>(
 }
 
 /// One run; again if it was disturbed.
-fn calm<S: Placed>(
+fn calm<S: Sample>(
     args: &ScenarioArgs,
     run: RunOf<'_, S>,
     line: &dyn Fn() -> Option<u64>,
@@ -73,7 +73,7 @@ fn calm<S: Placed>(
 }
 
 /// Notes how long a cache line took before and after a run.
-fn place(sample: &mut impl Placed, before: Option<u64>, after: Option<u64>) {
+fn place(sample: &mut impl Sample, before: Option<u64>, after: Option<u64>) {
     sample.set_line(after.or(before));
     if before.zip(after).is_some_and(|(before, after)| is_far(before, after)) {
         sample.disturb();
@@ -81,7 +81,7 @@ fn place(sample: &mut impl Placed, before: Option<u64>, after: Option<u64>) {
 }
 
 /// The CPUs were as near for all parties of a round, as far as that is known.
-fn is_even<S: Placed>(samples: &[S]) -> bool {
+fn is_even<S: Sample>(samples: &[S]) -> bool {
     let lines = || samples.iter().filter_map(S::line_ns);
     lines().max().zip(lines().min()).is_none_or(|(most, least)| !is_far(most, least))
 }
@@ -89,7 +89,6 @@ fn is_even<S: Placed>(samples: &[S]) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::report::Sample;
     use crate::report::blk::BlkSample;
 
     fn placed(before: Option<u64>, after: Option<u64>) -> BlkSample {
