@@ -89,9 +89,9 @@ pub enum StartError {
     /// The journal of a Xen ring cannot be mapped.
     #[error("the journal of the ring: {0}")]
     Journal(MemoryError),
-    /// The journal's file system has no room for it, or refuses to extend it.
-    #[error("no room for the journal of the ring: {0}")]
-    JournalRoom(Errno),
+    /// The journal's file system has no space for it, or refuses to extend it.
+    #[error("no space for the journal of the ring: {0}")]
+    JournalSpace(Errno),
     /// The image is locked by another process, or cannot be locked; the log says which.
     #[error("the image is not to be had")]
     Image,
@@ -105,7 +105,7 @@ impl StartError {
     #[must_use]
     pub fn is_shortage(&self) -> bool {
         match self {
-            Self::Backend(errno) | Self::JournalRoom(errno) => is_shortage(*errno),
+            Self::Backend(errno) | Self::JournalSpace(errno) => is_shortage(*errno),
             Self::Grants(GrantError::Memory(error)) | Self::Journal(error) => match error {
                 MemoryError::Map(errno) => is_shortage(*errno),
                 error => matches!(error, MemoryError::Pieces { .. } | MemoryError::NoThread),

@@ -44,8 +44,8 @@ fn run(scene: &Scene<'_>) -> Outcome {
     let filler = host.folder().join("filler");
     fill(&filler)?;
     guest.proceed()?;
-    wait_for("writes that wait for room", LIMIT, || Ok((waiting(&daemon)? > 0).then_some(())))?;
-    says(&daemon, "the host has no room")?;
+    wait_for("writes that wait for space", LIMIT, || Ok((waiting(&daemon)? > 0).then_some(())))?;
+    says(&daemon, "the host has no space left")?;
     // Nobody makes room: the guest waits, and nothing fails.
     std::thread::sleep(Duration::from_secs(3));
     check(waiting(&daemon)? > 0, || "nothing waits any more".into())?;
@@ -53,7 +53,7 @@ fn run(scene: &Scene<'_>) -> Outcome {
     guest.finish(LIMIT)?;
     let queue = daemon.queues()?.into_iter().next().ok_or("no queue")?;
     check(queue.value("errors")? == 0, || "the guest has seen an error".into())?;
-    check(queue.value("waiting_for_room")? == 0, || "something still waits".into())?;
+    check(queue.value("waiting_for_space")? == 0, || "something still waits".into())?;
     says(&daemon, "no write of the guest waits")?;
     daemon.stop()?;
     output(command("e2fsck").arg("-fn").arg(&image))?;
@@ -78,5 +78,5 @@ fn says(daemon: &Daemon, words: &str) -> Outcome {
 }
 
 fn waiting(daemon: &Daemon) -> Outcome<u64> {
-    daemon.queues()?.first().ok_or("no queue")?.value("waiting_for_room")
+    daemon.queues()?.first().ok_or("no queue")?.value("waiting_for_space")
 }

@@ -66,7 +66,7 @@ const MIRRORS: [&str; 3] = [
     concat!("security.", "debian.org"),
 ];
 /// Names that something had before it got the field's name, which is the second one.
-const FORMER: [(&str, &str); 14] = [
+const FORMER: [(&str, &str); 16] = [
     (concat!("ho", "use"), "supervisor, or DeviceManager"),
     (concat!("--ho", "use"), "--isolate"),
     (concat!("/v1/ro", "oms"), "/v1/processes"),
@@ -81,6 +81,8 @@ const FORMER: [(&str, &str); 14] = [
     (concat!("Queue", "Room"), "QueueLength"),
     (concat!("Room", "Info"), "QueueLengthInfo"),
     (concat!("Room", "Source"), "QueueLengthSource"),
+    (concat!("waiting_for_", "room"), "waiting_for_space"),
+    (concat!("dropped_no_", "room"), "dropped_small_buffers"),
 ];
 const NAMELESS: [&str; 6] = ["common", "helper", "helpers", "manager", "misc", "utils"];
 

@@ -263,8 +263,8 @@ impl XenBlkDevice {
     ///   addresses left for the pages of its requests.
     /// * [`StartError::Queue`]: the ring has more pages than a ring may have, or cannot be taken
     ///   over: the caller must close the device, so that its front-end reconnects with a new ring.
-    /// * [`StartError::Journal`], [`StartError::JournalRoom`]: the ring is to be taken over and has
-    ///   requests without a response, but its journal cannot be mapped.
+    /// * [`StartError::Journal`], [`StartError::JournalSpace`]: the ring is to be taken over and
+    ///   has requests without a response, but its journal cannot be mapped.
     /// * [`StartError::Backend`]: the disk cannot open a queue.
     /// * [`StartError::NoWorker`]: no worker could be started to run the queue.
     pub fn start(&self, attachment: Attachment) -> Result<QueueHandle, StartError> {

@@ -58,7 +58,7 @@ impl<R: Chains> Handler<R> for BlkQueue {
     fn waits(&self, queue: &R) -> Waits {
         let has_place = !self.is_full(queue);
         let limited_ns = self.limited_until_ns();
-        let times = [self.requests.room.due_ns(), limited_ns];
+        let times = [self.requests.waiters.due_ns(), limited_ns];
         let at_ns = times.into_iter().flatten().min().filter(|_| has_place);
         Waits { driver: has_place && limited_ns.is_none(), at_ns, ..Waits::default() }
     }

@@ -133,7 +133,7 @@ impl HostErrors {
         } else if waits {
             tracing::warn!(
                 device, operation, sector, %errno, errors,
-                "the host has no room: the guest's writes wait for it"
+                "the host has no space left: the guest's writes wait for it"
             );
         } else {
             tracing::warn!(
@@ -163,9 +163,9 @@ impl HostErrors {
         drop(state);
         let device = &self.device;
         if served {
-            tracing::info!(device, "no write of the guest waits for room on the host any more");
+            tracing::info!(device, "no write of the guest waits for space on the host any more");
         } else {
-            tracing::warn!(device, "the queue stops while the host has no room for its writes");
+            tracing::warn!(device, "the queue stops while the host has no space for its writes");
         }
     }
 }

@@ -44,7 +44,7 @@ impl BlkQueue {
     ) -> (usize, bool) {
         let Some(gate) = &mut self.gate else { return (usize::MAX, false) };
         let is_full = queue.in_flight() >= IN_FLIGHT_MAX || self.requests.are_many_bytes();
-        if is_full || self.requests.room.is_due(now_ns) {
+        if is_full || self.requests.waiters.is_due(now_ns) {
             return (usize::MAX, false);
         }
         if let Some(answer) = before_looking(gate, queue.owed() > 0, now_ns) {

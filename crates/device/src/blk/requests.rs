@@ -44,7 +44,7 @@ pub(super) struct QueueRequests<R> {
     /// requests that were answered without it.
     done: Vec<Completion>,
     /// Requests that wait for space on the host.
-    pub(super) room: SpaceWaiters,
+    pub(super) waiters: SpaceWaiters,
     /// The value of [`fault_count`] up to which guest memory has been checked.
     faults: u64,
     /// While the queue stops: tokens of the requests to put back, the last one first.
@@ -65,7 +65,7 @@ impl<R> QueueRequests<R> {
             pending: PendingRequests::new(memory),
             burst: Burst::default(),
             done: Vec::new(),
-            room: SpaceWaiters::new(host),
+            waiters: SpaceWaiters::new(host),
             faults: fault_count(),
             recalls: Vec::new(),
             is_awaited: false,
@@ -285,12 +285,12 @@ impl<R> QueueRequests<R> {
         now_ns: u64,
         mut set_aside: impl FnMut(InFlight<R>),
     ) -> usize {
-        let Self { done, pending, room, .. } = self;
+        let Self { done, pending, waiters, .. } = self;
         let mut count = 0;
         done.retain(|&Completion { token, result }| {
             let Some(request) = pending.get(token) else { return true };
             let Err(errno) = result else {
-                room.had_room(request.popped_at_ns, request.kind);
+                waiters.had_space(request.popped_at_ns, request.kind);
                 return true;
             };
             if !is_of_host(request.kind, errno) {
@@ -298,12 +298,12 @@ impl<R> QueueRequests<R> {
             }
             let (kind, sector) = (request.kind, request.offset / SECTOR_SIZE);
             let end = request.offset + u64::from(request.len);
-            let device_size = room.host().device_size(errno, kind, end);
-            let waits = can_wait && device_size.is_none() && room.host().may_wait(kind, errno);
+            let device_size = waiters.host().device_size(errno, kind, end);
+            let waits = can_wait && device_size.is_none() && waiters.host().may_wait(kind, errno);
             let failed = FailedRequest { kind, sector, errno, device_size, waits, now_ns };
-            room.host().failed(failed, stats);
+            waiters.host().failed(failed, stats);
             if waits && let Some((request, _)) = pending.finish(token) {
-                room.waits(now_ns);
+                waiters.waits(now_ns);
                 set_aside(request);
                 count += 1;
             }
@@ -324,7 +324,7 @@ impl<R> QueueRequests<R> {
         (clock, is_heeded): (impl Fn() -> u64, bool),
         mut answer: impl FnMut(InFlight<R>, Result<(), Errno>, u32, &GuestMemory),
     ) -> Finished {
-        let needs_heed = self.room.is_waiting() && !is_heeded;
+        let needs_heed = self.waiters.is_waiting() && !is_heeded;
         if self.done.is_empty() || needs_heed {
             return Finished { count: 0, lost: false, needs_heed };
         }

@@ -111,7 +111,7 @@ impl BlkQueue {
         }
         let room = usize::from(IN_FLIGHT_MAX.saturating_sub(queue.in_flight()));
         let max = self.requests.burst_max().min(room).min(limit);
-        let is_retry = self.requests.room.is_due(now_ns);
+        let is_retry = self.requests.waiters.is_due(now_ns);
         let mut popped = if is_retry {
             self.pop_waiting(queue, (max, now_ns))
         } else {
@@ -140,11 +140,11 @@ impl BlkQueue {
     /// Pops up to `max` of the requests that wait for space, to retry them. Returns how many.
     #[cold]
     fn pop_waiting(&mut self, queue: &mut impl Chains, (max, now_ns): (usize, u64)) -> usize {
-        let tried = self.requests.room.begin_retry(now_ns);
+        let tried = self.requests.waiters.begin_retry(now_ns);
         let popped = queue.pop_aside(&mut self.batch, max.min(tried));
         if popped == 0 && queue.in_flight() == 0 {
             // No request waits any more: the last one was answered with another error.
-            self.requests.room.end(true);
+            self.requests.waiters.end(true);
         }
         popped
     }
@@ -177,10 +177,10 @@ impl BlkQueue {
         stats.requests.add(failed as u64);
         stats.errors.add(failed as u64);
         if has_more {
-            stats.waiting_for_room.set(queue.aside().into());
+            stats.waiting_for_space.set(queue.aside().into());
         } else {
-            stats.waiting_for_room.set(0);
-            self.requests.room.end(false);
+            stats.waiting_for_space.set(0);
+            self.requests.waiters.end(false);
         }
         (failed, has_more)
     }
@@ -300,7 +300,7 @@ impl BlkQueue {
     ) -> Completed {
         let set_aside = |request: InFlight<_>| queue.set_aside(request.chain);
         let aside = self.requests.heed_host((stats, true), clock(), set_aside);
-        let has_more = self.requests.room.note(queue.aside(), stats) || has_more;
+        let has_more = self.requests.waiters.note(queue.aside(), stats) || has_more;
         let finished = self.requests.finish(stats, (clock, true), |request, result, given, m| {
             push_answer(queue, request, (result, given), m);
         });

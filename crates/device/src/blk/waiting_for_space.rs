@@ -76,7 +76,7 @@ impl SpaceWaiters {
     /// Call when the host has completed a request that was popped at this time. If it belongs to
     /// the last retry, the next retry is due at once, with twice as many requests.
     #[cold]
-    pub(super) fn had_room(&mut self, popped_at_ns: u64, kind: Kind) {
+    pub(super) fn had_space(&mut self, popped_at_ns: u64, kind: Kind) {
         let is_write = matches!(kind, Kind::Write | Kind::Range);
         if is_write && popped_at_ns == self.tried_at_ns && self.retry_at_ns != 0 {
             self.count = (self.count * 2).min(IN_FLIGHT_MAX.into());
@@ -88,12 +88,12 @@ impl SpaceWaiters {
     /// now. Returns true if some must be retried in the next turn.
     #[cold]
     pub(super) fn note(&mut self, aside: u16, stats: &QueueStats) -> bool {
-        let has_room = self.retry_at_ns == 0;
-        stats.waiting_for_room.set(aside.into());
+        let has_space = self.retry_at_ns == 0;
+        stats.waiting_for_space.set(aside.into());
         if aside > 0 {
-            return has_room;
+            return has_space;
         }
-        if has_room {
+        if has_space {
             self.end(true);
         }
         false

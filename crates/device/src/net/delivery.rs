@@ -208,7 +208,7 @@ impl Delivery {
                 self.lacking = size;
                 return Lent::Stays;
             }
-            stats.dropped_no_room.add(1);
+            stats.dropped_small_buffers.add(1);
             return Lent::Done(0);
         }
         self.posted.write_payload(payload);

@@ -420,7 +420,7 @@ impl NetRx {
             if posted.is_mergeable() && !queue.is_faulted() && may_come {
                 self.waiting = size;
             } else {
-                stats.dropped_no_room.add(1);
+                stats.dropped_small_buffers.add(1);
             }
             return 0;
         }
@@ -460,7 +460,7 @@ impl NetRx {
     /// lies in those buffers. Afterwards no reference to guest memory is left.
     pub(crate) fn let_go(&mut self, queue: &mut impl Chains, stats: &QueueStats) {
         if std::mem::take(&mut self.waiting) > 0 {
-            stats.dropped_no_room.add(1);
+            stats.dropped_small_buffers.add(1);
         }
         self.to.let_go(queue);
         self.offer.release();

@@ -1,4 +1,4 @@
-//! A host without room: writes wait for it, and nothing else does.
+//! A host without space: writes wait for it, and nothing else does.
 
 use crate::guest::{DATA, Guest, IOERR, NOT_WRITTEN, OK, RING, SECTORS, TIMEOUT, USUAL, until};
 use manyring_backend::blk::Disk;
@@ -16,7 +16,7 @@ fn full() -> (Arc<dyn Disk>, FaultSwitch) {
     (Arc::new(disk), switch)
 }
 
-/// A guest with two writes, of sectors 0 and 1, that wait for room.
+/// A guest with two writes, of sectors 0 and 1, that wait for space.
 fn waiting() -> (Guest, FaultSwitch) {
     let (disk, switch) = full();
     let mut guest = Guest::new(disk, &USUAL);
@@ -27,7 +27,7 @@ fn waiting() -> (Guest, FaultSwitch) {
     }
     guest.publish();
     let stats = guest.stats();
-    until("both wait", || stats.waiting_for_room.value() == 2);
+    until("both wait", || stats.waiting_for_space.value() == 2);
     assert_eq!((guest.status(0), guest.status(1)), (NOT_WRITTEN, NOT_WRITTEN));
     assert_eq!(stats.in_flight.value(), 2, "the guest has not got them back");
     (guest, switch)
@@ -41,7 +41,7 @@ fn comes_back(guest: &mut Guest, status: u8) {
 }
 
 #[test]
-fn writes_wait_for_room_while_reads_and_flushes_go_on_and_then_all_is_on_the_disk() {
+fn writes_wait_for_space_while_reads_and_flushes_go_on_and_then_all_is_on_the_disk() {
     let (mut guest, switch) = waiting();
     let read = guest.serve(VIRTIO_BLK_T_IN, 8, &[], &[(DATA + 1024, 512)]);
     assert_eq!((read, guest.flush()), (OK, OK));
@@ -55,7 +55,7 @@ fn writes_wait_for_room_while_reads_and_flushes_go_on_and_then_all_is_on_the_dis
     assert!(slept < 20, "{slept} sleeps in two tries");
     switch.release();
     comes_back(&mut guest, OK);
-    until("none waits", || stats.waiting_for_room.value() == 0);
+    until("none waits", || stats.waiting_for_space.value() == 0);
     assert_eq!(stats.writes.value(), 2);
     assert_eq!(guest.read(0, 1024), OK);
     let mut found = [0; 1024];
@@ -66,13 +66,13 @@ fn writes_wait_for_room_while_reads_and_flushes_go_on_and_then_all_is_on_the_dis
 }
 
 #[test]
-fn zeroes_wait_for_room_as_writes_do() {
+fn zeroes_wait_for_space_as_writes_do() {
     let (disk, switch) = full();
     let mut guest = Guest::new(disk, &USUAL);
     let stats = guest.stats();
     std::thread::scope(|scope| {
         scope.spawn(|| {
-            until("they wait", || stats.waiting_for_room.value() == 1);
+            until("they wait", || stats.waiting_for_space.value() == 1);
             switch.release();
         });
         assert_eq!(guest.range(VIRTIO_BLK_T_WRITE_ZEROES, 0, 8), OK);
@@ -86,7 +86,7 @@ fn a_guest_whose_operator_wants_it_gets_an_error_at_once() {
     assert_eq!(guest.serve(VIRTIO_BLK_T_OUT, 0, &[(DATA, 512)], &[]), IOERR);
     let stats = guest.stats();
     assert_eq!((stats.host_errors_enospc.value(), stats.errors.value()), (1, 1));
-    assert_eq!(stats.waiting_for_room.value(), 0);
+    assert_eq!(stats.waiting_for_space.value(), 0);
 }
 
 #[test]
@@ -95,7 +95,7 @@ fn a_queue_that_stops_puts_the_last_requests_back_for_the_next_one() {
     assert_eq!(guest.stop(), 0, "both are popped again");
     assert_eq!((guest.status(0), guest.status(1)), (NOT_WRITTEN, NOT_WRITTEN));
     let stats = guest.stats();
-    assert_eq!((stats.in_flight.value(), stats.waiting_for_room.value()), (0, 0));
+    assert_eq!((stats.in_flight.value(), stats.waiting_for_space.value()), (0, 0));
 }
 
 #[test]

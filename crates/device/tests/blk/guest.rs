@@ -112,7 +112,7 @@ impl Guest {
         Self::on(Pool::new(options), disk, start)
     }
 
-    /// A guest whose writes wait for room on the host, or do not.
+    /// A guest whose writes wait for space on the host, or do not.
     pub(crate) fn with(disk: Arc<dyn Disk>, on_full: OnFull) -> Self {
         let options = PoolOptions { workers_max: 2, polling: Polling::NEVER, uring: USUAL.uring };
         Self::of(Pool::new(options), disk, &USUAL, on_full)

@@ -228,7 +228,7 @@ fn a_journal_that_cannot_be_one_is_gone_without_unless_requests_wait_for_a_takeo
     guest.queue.publish();
     let attachment = Attachment { journal: no_journal(), ..guest.attachment(true) };
     let refused = Back::start(memory(), attachment).map(drop);
-    assert!(matches!(refused, Err(StartError::JournalRoom(_))), "{refused:?}");
+    assert!(matches!(refused, Err(StartError::JournalSpace(_))), "{refused:?}");
 }
 
 /// Names to the process that is the back-end of a test where its guest and its files are.

@@ -79,7 +79,7 @@ impl<R: Ring, H: Handler<R>> RunningQueue<R, H> {
             return 0;
         }
         if self.giving_up.leaves && self.ring.leave_aside() {
-            self.stats.waiting_for_room.set(0);
+            self.stats.waiting_for_space.set(0);
             self.giving_up.has_more = false;
             return 0;
         }

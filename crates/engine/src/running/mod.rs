@@ -487,6 +487,6 @@ impl<R: Ring, H: Handler<R>> Drop for RunningQueue<R, H> {
         self.let_go();
         self.handler.abandon(&mut self.ring);
         self.stats.in_flight.set(0);
-        self.stats.waiting_for_room.set(0);
+        self.stats.waiting_for_space.set(0);
     }
 }

@@ -131,7 +131,7 @@ mod tests {
             ("bytes_passed", packets * 1000),
             ("gso_packets", packets / 4),
             ("dropped_filtered", filtered),
-            ("dropped_no_room", filtered / 2),
+            ("dropped_small_buffers", filtered / 2),
             ("dropped_short", 0),
         ];
         let running = [("running", 1)];
@@ -198,7 +198,7 @@ mod tests {
         let text = table(&[&device(8, 12)], None);
         assert_eq!(words(&text, 1)[15], "18", "{text}");
         let last = text.lines().last().unwrap();
-        assert_eq!(last, "lan rx0 dropped: 12 filtered, 6 no room", "{text}");
+        assert_eq!(last, "lan rx0 dropped: 12 filtered, 6 small buffers", "{text}");
     }
 
     #[test]

@@ -129,14 +129,14 @@ fn shrink(options: &[&str]) {
     assert!(!daemon.log().contains("wait for it"), "{}", daemon.log());
     let counters = &shown(&control, "/v1/devices/blk0")["queues"][0]["counters"];
     assert_eq!(counters["host_errors_enospc"], 1, "{counters}");
-    assert_eq!(counters["waiting_for_room"], 0, "{counters}");
+    assert_eq!(counters["waiting_for_space"], 0, "{counters}");
     assert_eq!(status(&mut driver, DriverOp::Write { sector: 0, data: &data }), OK, "{options:?}");
     drop(driver);
     assert!(daemon.terminate().success());
 }
 
 #[test]
-fn a_write_beyond_the_end_of_a_device_that_shrank_fails_and_does_not_wait_for_room() {
+fn a_write_beyond_the_end_of_a_device_that_shrank_fails_and_does_not_wait_for_space() {
     if !is_root_or_left_out() {
         return;
     }

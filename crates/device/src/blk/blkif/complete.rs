@@ -100,7 +100,7 @@ impl BlkifQueue {
             let_go(&request);
             ring.set_aside(request.chain);
         });
-        let has_more = requests.room.note(ring.aside(), stats);
+        let has_more = requests.waiters.note(ring.aside(), stats);
         let finished = requests.finish(stats, (clock, true), |request, result, _, _| {
             let_go(&request);
             respond(ring, request, result);

@@ -14,19 +14,19 @@ use std::sync::Arc;
 /// would be lost if the file system were full, and with it the record of a request.
 ///
 /// # Errors
-/// [`StartError::JournalRoom`]: the file cannot be extended, or its file system is full.
+/// [`StartError::JournalSpace`]: the file cannot be extended, or its file system is full.
 /// [`StartError::Journal`]: the file cannot be mapped.
 pub(super) fn map(file: &OwnedFd, len: usize) -> Result<Words, StartError> {
     let size = len as u64;
-    let has = fstat(file).map_err(StartError::JournalRoom)?.st_size;
+    let has = fstat(file).map_err(StartError::JournalSpace)?.st_size;
     if u64::try_from(has).unwrap_or(0) < size {
-        ftruncate(file, 0).map_err(StartError::JournalRoom)?;
+        ftruncate(file, 0).map_err(StartError::JournalSpace)?;
     }
     match fallocate(file, FallocateFlags::empty(), 0, size) {
         Err(Errno::OPNOTSUPP) => ftruncate(file, size),
         reserved => reserved,
     }
-    .map_err(StartError::JournalRoom)?;
+    .map_err(StartError::JournalSpace)?;
     // A file on a local disk is allowed here: the operator chose the folder, and no guest or
     // front-end can choose the file.
     let mapping = Mapping::of_file_in(MemoryFiles::LocalDisk, file, 0, size);

@@ -35,7 +35,7 @@ impl BlkifQueue {
     ) -> (usize, bool) {
         let is_waiting = self.is_waiting() && !self.is_retry_due(now_ns);
         let Some(gate) = &mut self.gate else { return (usize::MAX, false) };
-        if self.requests.room.is_due(now_ns) || is_waiting {
+        if self.requests.waiters.is_due(now_ns) || is_waiting {
             return (usize::MAX, false);
         }
         if let Some(answer) = before_looking(gate, ring.owed_count() > 0, now_ns) {

@@ -170,8 +170,8 @@ impl BlkifQueue {
     /// Returns when the queue needs a turn without an event; `None`: never.
     pub(super) fn due_ns(&self) -> Option<u64> {
         let limited_ns = self.limited_until_ns().filter(|_| !self.is_waiting());
-        let room_ns = self.requests.room.due_ns();
-        [self.retry_at_ns, self.purge_at_ns, room_ns, limited_ns].into_iter().flatten().min()
+        let space_ns = self.requests.waiters.due_ns();
+        [self.retry_at_ns, self.purge_at_ns, space_ns, limited_ns].into_iter().flatten().min()
     }
 
     /// Discards the requests in flight when the queue ends. Their pages stay mapped for ever, since
@@ -193,12 +193,12 @@ impl BlkifQueue {
         (now_ns, limit): (u64, usize),
     ) -> usize {
         let mut max = self.requests.burst_max().min(limit);
-        if self.requests.room.is_due(now_ns) {
+        if self.requests.waiters.is_due(now_ns) {
             // Retry also while a gate is closed: the gate waits for these requests.
-            max = ring.recall(self.requests.room.begin_retry(now_ns).min(max));
+            max = ring.recall(self.requests.waiters.begin_retry(now_ns).min(max));
             if max == 0 && ring.in_flight() == 0 {
                 // No request waits for space any more: the last one got another error.
-                self.requests.room.end(true);
+                self.requests.waiters.end(true);
             }
         } else if self.stages.is_gated() || (self.is_held && !self.retries(now_ns)) {
             return 0;

@@ -160,7 +160,7 @@ fn a_transfer_that_ends_while_it_is_waited_for_is_answered_and_so_are_those_befo
 }
 
 #[test]
-fn a_write_that_waited_for_room_does_not_go_back_in_the_place_of_one_that_was_popped_later() {
+fn a_write_that_waited_for_space_does_not_go_back_in_the_place_of_one_that_was_popped_later() {
     let script = Script::default();
     let (mapping, mut driver, queue) = rig_with(&script, 0, RingFeatures::default());
     mapping.slice(usize::try_from(BEHIND).unwrap(), 16).unwrap().write_from(&[1]);
@@ -185,9 +185,9 @@ fn a_write_that_waited_for_room_does_not_go_back_in_the_place_of_one_that_was_po
     assert!(it.queue.is_drained());
 }
 
-/// When there is room again, a queue has no more under way at once than at any other time.
+/// When there is space again, a queue has no more under way at once than at any other time.
 #[test]
-fn writes_that_have_waited_for_room_come_in_the_number_and_size_that_a_queue_takes_at_once() {
+fn writes_that_have_waited_for_space_come_in_the_number_and_size_that_a_queue_takes_at_once() {
     let script = Script::default();
     let (mapping, mut driver, queue) = rig_with(&script, 0, RingFeatures::default());
     mapping.slice(usize::try_from(BEHIND).unwrap(), 16).unwrap().write_from(&[1]);
@@ -211,7 +211,7 @@ fn writes_that_have_waited_for_room_come_in_the_number_and_size_that_a_queue_tak
             state.done.extend(ended);
         })
     };
-    while stats.waiting_for_room.value() < 100 {
+    while stats.waiting_for_space.value() < 100 {
         turns(&mut queue, now_ns);
         end_all(Err(Errno::NOSPC));
         turns(&mut queue, now_ns);
@@ -231,8 +231,8 @@ fn writes_that_have_waited_for_room_come_in_the_number_and_size_that_a_queue_tak
     assert!(most <= 4, "{most} of 20 MiB each");
 }
 
-/// A queue of which 200 writes wait for room, and one that came after them is answered: they cannot
-/// go back.
+/// A queue of which 200 writes wait for space, and one that came after them is answered: they
+/// cannot go back.
 fn with_many_that_wait() -> Stopping {
     let script = Script::default();
     let (mapping, mut driver, queue) = rig_with(&script, 0, RingFeatures::default());
@@ -249,7 +249,7 @@ fn with_many_that_wait() -> Stopping {
     (0..200).for_each(|at| it.script.end(at, Err(Errno::NOSPC)));
     it.script.end(200, Ok(()));
     it.turn();
-    assert_eq!((it.found(), it.queue.stats().waiting_for_room.value()), ((201, 1), 200));
+    assert_eq!((it.found(), it.queue.stats().waiting_for_space.value()), ((201, 1), 200));
     it
 }
 
@@ -268,7 +268,7 @@ fn in_turns(it: &mut Stopping, mut answered: usize) -> usize {
 }
 
 #[test]
-fn a_queue_that_stops_fails_what_waits_for_room_in_turns_of_a_batch() {
+fn a_queue_that_stops_fails_what_waits_for_space_in_turns_of_a_batch() {
     let mut it = with_many_that_wait();
     it.queue.drain();
     let (_, at_once) = it.found();
@@ -277,12 +277,12 @@ fn a_queue_that_stops_fails_what_waits_for_room_in_turns_of_a_batch() {
     in_turns(&mut it, at_once);
     assert!(it.queue.is_drained());
     let stats = it.queue.stats();
-    let found = (stats.errors.value(), stats.in_flight.value(), stats.waiting_for_room.value());
+    let found = (stats.errors.value(), stats.in_flight.value(), stats.waiting_for_space.value());
     assert_eq!(found, (200, 0, 0));
 }
 
 #[test]
-fn an_order_to_disable_is_answered_when_all_that_waited_for_room_was_given_back() {
+fn an_order_to_disable_is_answered_when_all_that_waited_for_space_was_given_back() {
     let mut it = with_many_that_wait();
     let orders = [(); 2].map(|()| oneshot::channel());
     let [(first, mut one), (second, mut other)] = orders;
@@ -410,7 +410,7 @@ fn a_driver_that_breaks_what_is_owed_holds_up_neither_a_base_nor_an_order_to_dis
     }
 }
 
-/// A queue whose requests are recorded; two of its writes wait for room, and one that came after
+/// A queue whose requests are recorded; two of its writes wait for space, and one that came after
 /// them is answered.
 fn with_two_that_wait() -> (Stopping, Words) {
     let (script, region) = (Script::default(), region());
@@ -427,19 +427,19 @@ fn with_two_that_wait() -> (Stopping, Words) {
     (0..2).for_each(|at| it.script.end(at, Err(Errno::NOSPC)));
     it.script.end(2, Ok(()));
     it.turn();
-    assert_eq!((it.found(), it.queue.stats().waiting_for_room.value()), ((3, 1), 2));
+    assert_eq!((it.found(), it.queue.stats().waiting_for_space.value()), ((3, 1), 2));
     (it, region)
 }
 
 #[test]
-fn a_session_that_ends_leaves_what_waits_for_room_to_the_next_one() {
+fn a_session_that_ends_leaves_what_waits_for_space_to_the_next_one() {
     let (mut it, region) = with_two_that_wait();
     let (reply, _) = oneshot::channel();
     it.queue.heed(Order::LeaveAside(reply), &mut QueueIo::new(&mut it.wait, 0, 0, 0));
     it.queue.drain();
     it.turn();
     assert!(it.queue.is_drained());
-    assert_eq!((it.found(), it.queue.stats().waiting_for_room.value()), ((3, 0), 0));
+    assert_eq!((it.found(), it.queue.stats().waiting_for_space.value()), ((3, 0), 0));
     it.script.with(|state| state.held.clear());
     it.queue = serve_in(&it.mapping, &it.script, RingFeatures::default(), Some(region));
     it.turn();

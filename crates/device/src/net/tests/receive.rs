@@ -140,7 +140,7 @@ fn a_frame_fills_as_many_mergeable_buffers_as_it_needs() {
         }
     }
     assert_eq!(guest.ring.stats.packets.value(), 90);
-    assert_eq!(guest.ring.stats.dropped_no_room.value(), 0);
+    assert_eq!(guest.ring.stats.dropped_small_buffers.value(), 0);
 }
 
 #[test]
@@ -155,7 +155,7 @@ fn without_mergeable_buffers_a_frame_fits_one_or_is_dropped() {
     guest.expect(0, 2036, 1);
     guest.expect(3, 60, 1);
     assert!(guest.take().is_none());
-    assert_eq!(guest.ring.stats.dropped_no_room.value(), 2);
+    assert_eq!(guest.ring.stats.dropped_small_buffers.value(), 2);
     assert_eq!(guest.ring.stats.packets.value(), 2);
 }
 
@@ -200,7 +200,7 @@ fn a_tiny_ring_is_used_as_far_as_it_goes() {
         guest.arrive(3, 60);
         guest.turn();
         guest.expect(3, 60, 1);
-        assert_eq!(guest.ring.stats.dropped_no_room.value(), 1, "{size}");
+        assert_eq!(guest.ring.stats.dropped_small_buffers.value(), 1, "{size}");
     }
 }
 
@@ -245,7 +245,7 @@ fn a_guest_with_few_buffers_gets_what_they_hold_and_a_longer_frame_waits_for_mor
     guest.turn();
     guest.expect(3, 5000, 4);
     guest.expect(4, 70, 1);
-    assert_eq!(guest.ring.stats.dropped_no_room.value(), 0);
+    assert_eq!(guest.ring.stats.dropped_small_buffers.value(), 0);
     // One that was read is dropped where its buffers must go back, and counted; one that was lent
     // is lent again.
     guest.arrive(5, 1600);
@@ -253,7 +253,7 @@ fn a_guest_with_few_buffers_gets_what_they_hold_and_a_longer_frame_waits_for_mor
     guest.let_go();
     guest.turn();
     guest.let_go();
-    assert_eq!(guest.ring.stats.dropped_no_room.value(), u64::from(!lends()));
+    assert_eq!(guest.ring.stats.dropped_small_buffers.value(), u64::from(!lends()));
     guest.arrive(6, 60);
     guest.turn();
     if lends() {
@@ -263,7 +263,7 @@ fn a_guest_with_few_buffers_gets_what_they_hold_and_a_longer_frame_waits_for_mor
         guest.expect(5, 1600, 2);
     }
     guest.expect(6, 60, 1);
-    assert_eq!(guest.ring.stats.dropped_no_room.value(), u64::from(!lends()));
+    assert_eq!(guest.ring.stats.dropped_small_buffers.value(), u64::from(!lends()));
 }
 
 #[test]
@@ -278,7 +278,7 @@ fn buffers_of_many_pieces_are_used_though_few_chains_fill_the_ring() {
     guest.arrive(1, 60);
     guest.turn();
     assert_eq!(guest.ring.driver.take_used().map(|(_, written)| written), Some(72));
-    assert_eq!(guest.ring.stats.dropped_no_room.value(), 1);
+    assert_eq!(guest.ring.stats.dropped_small_buffers.value(), 1);
 }
 
 #[test]
@@ -490,6 +490,6 @@ proptest! {
         prop_assert_eq!(guest.queue.in_flight(), 0);
         prop_assert_eq!(guest.ring.stats.packets.value(), seen);
         prop_assert_eq!(guest.ring.stats.bytes_passed.value(), bytes);
-        prop_assert_eq!(guest.ring.stats.dropped_no_room.value(), dropped);
+        prop_assert_eq!(guest.ring.stats.dropped_small_buffers.value(), dropped);
     }
 }

@@ -1,4 +1,4 @@
-//! Writes of a Xen guest for which the host has no room, also beyond the end of a back-end.
+//! Writes of a Xen guest for which the host has no space, also beyond the end of a back-end.
 
 use super::{Back, Guest};
 use crate::guest::{TIMEOUT, World, memory, pattern, until};
@@ -16,7 +16,7 @@ fn full(disk: Arc<dyn Disk>) -> (Arc<dyn Disk>, FaultSwitch) {
 }
 
 #[test]
-fn writes_for_which_the_host_has_no_room_wait_and_a_barrier_waits_for_them() {
+fn writes_for_which_the_host_has_no_space_wait_and_a_barrier_waits_for_them() {
     let world = World::new();
     let (disk, switch) = full(memory());
     let mut guest = Guest::new(&world);
@@ -27,7 +27,7 @@ fn writes_for_which_the_host_has_no_room_wait_and_a_barrier_waits_for_them() {
         guest.queue.submit(XenOp::Write { sector: n as u64 * 128, data }).unwrap().unwrap();
     }
     guest.queue.publish();
-    until("both wait", || stats.waiting_for_room.value() == 2);
+    until("both wait", || stats.waiting_for_space.value() == 2);
     let mut found = [1; 4096];
     guest.queue.read(512, &mut found).unwrap();
     assert_eq!(found, [0; 4096]);
@@ -45,20 +45,20 @@ fn writes_for_which_the_host_has_no_room_wait_and_a_barrier_waits_for_them() {
         guest.queue.read(sector, &mut found).unwrap();
         assert_eq!(found, *data);
     }
-    until("none waits", || stats.waiting_for_room.value() == 0);
+    until("none waits", || stats.waiting_for_space.value() == 0);
 }
 
 #[test]
-fn writes_that_wait_for_room_are_served_by_the_next_back_end() {
+fn writes_that_wait_for_space_are_served_by_the_next_back_end() {
     let world = World::new();
     let (disk, mut guest) = (memory(), Guest::new(&world));
-    let (without_room, _switch) = full(disk.clone());
-    let mut first = Back::start(without_room, guest.attachment(false)).unwrap();
+    let (without_space, _switch) = full(disk.clone());
+    let mut first = Back::start(without_space, guest.attachment(false)).unwrap();
     let data = pattern(4096, 5);
     guest.queue.submit(XenOp::Write { sector: 8, data: &data }).unwrap().unwrap();
     guest.queue.publish();
     let stats = first.device.stats(0).unwrap();
-    until("it waits", || stats.waiting_for_room.value() == 1);
+    until("it waits", || stats.waiting_for_space.value() == 1);
     // A queue that is stopped does not wait for the host.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let stop = first.handle.take().unwrap().stop();

@@ -41,8 +41,11 @@ pub(super) fn network(name: &str, packets: u64) -> DeviceInfo {
         "socket": "/run/manyring/lan.sock", "queues": [],
     });
     let mut device: DeviceInfo = serde_json::from_value(device).unwrap();
-    let counters =
-        [("packets", packets), ("bytes_passed", packets * 1000), ("dropped_no_room", packets / 8)];
+    let counters = [
+        ("packets", packets),
+        ("bytes_passed", packets * 1000),
+        ("dropped_small_buffers", packets / 8),
+    ];
     let queue = queue_of(0, &counters, "wait_ns", &[(1023, packets)]);
     device.queues = vec![QueueInfo { name: Some("rx0".into()), ..queue }];
     device
@@ -162,7 +165,7 @@ fn queues_and_workers_have_tables_of_their_own() {
     let shown = screen(&mut model);
     assert_eq!(shown[3].split_whitespace().take(4).collect::<Vec<_>>(), ["lan", "rx0", "0", "800"]);
     assert_eq!(shown.iter().filter(|line| line.starts_with("root ")).count(), 1, "{shown:#?}");
-    assert!(shown.contains(&"lost/s: 100 no room".to_owned()), "{shown:#?}");
+    assert!(shown.contains(&"lost/s: 100 small buffers".to_owned()), "{shown:#?}");
     type_in(&mut model, "3");
     let shown = screen(&mut model);
     let words: Vec<_> = shown[3].split_whitespace().collect();
