@@ -16,6 +16,7 @@ use axum::routing::get;
 use flate2::Compression;
 use flate2::write::GzEncoder;
 use manyring_config::plan::DaemonPlan;
+use manyring_engine::FailureLines;
 use manyring_serve::times::SCRAPE_RETRY;
 use std::io::{self, Write};
 use std::net::SocketAddr;
@@ -141,6 +142,7 @@ pub async fn serve(scraped: Option<Scraped>, state: State) {
         .fallback(async || Refusal::new(StatusCode::NOT_FOUND, "only /metrics is here"))
         .with_state(state);
     let (places, mut tasks) = (Places::default(), JoinSet::new());
+    let mut lines = FailureLines::default();
     loop {
         let accepted = tokio::select! {
             accepted = socket.accept() => accepted,
@@ -159,7 +161,9 @@ pub async fn serve(scraped: Option<Scraped>, state: State) {
                 places.serve(task);
             }
             Err(error) => {
-                tracing::warn!(%error, "metrics_listen: accept failed; retrying");
+                if let Some(failures) = lines.count() {
+                    tracing::warn!(failures, %error, "metrics_listen: accept failed; retrying");
+                }
                 tokio::time::sleep(SCRAPE_RETRY).await;
             }
         }

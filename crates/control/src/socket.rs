@@ -16,7 +16,7 @@ use crate::stream::ClientStream;
 use axum::http::{Method, StatusCode};
 use axum::{Extension, Router};
 use manyring_config::plan::DaemonPlan;
-use manyring_engine::aside_for;
+use manyring_engine::{FailureLines, aside_for};
 use manyring_serve::service::{Service, Whose};
 use manyring_serve::times::{CLIENT_NAME, CONTROL_LISTEN, CONTROL_LISTEN_RETRY};
 use manyring_supervisor::model::Who;
@@ -183,7 +183,7 @@ impl Clients {
 
     /// Accepts clients and answers their requests until the daemon ends.
     async fn serve(&self, socket: &UnixListener, router: &Router) {
-        let mut tasks = JoinSet::new();
+        let (mut tasks, mut lines) = (JoinSet::new(), FailureLines::default());
         loop {
             let accepted = tokio::select! {
                 accepted = socket.accept() => accepted,
@@ -220,7 +220,9 @@ impl Clients {
                 // No descriptor is left: with the reserved one closed, the next `accept` succeeds.
                 Err(error) if is_out_of_fds(&error) && self.reserve.spend() => {}
                 Err(error) => {
-                    tracing::warn!(%error, "control: accept failed; retrying");
+                    if let Some(failures) = lines.count() {
+                        tracing::warn!(failures, %error, "control: accept failed; retrying");
+                    }
                     self.make_room().await;
                 }
             }

@@ -81,6 +81,7 @@
 
 mod accounts;
 mod blocking;
+mod failure_lines;
 mod fds;
 mod io;
 pub mod limit;
@@ -96,6 +97,7 @@ mod worker;
 
 pub use accounts::{allowed_cpus, cpu_time};
 pub use blocking::{AsideRow, aside, aside_for};
+pub use failure_lines::FailureLines;
 pub use fds::budget::{FdReservation, MESSAGE_FDS_MAX, Reserve, StandIns, Surplus};
 pub use fds::doorbell::{Call, Channel, DoorbellError, Kick};
 pub use fds::ends::SessionSocket;

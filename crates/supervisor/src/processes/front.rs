@@ -1,5 +1,6 @@
 //! `Front`: accepts the clients of a device, and hands them to the device process that serves it.
 
+mod failures;
 mod handing_off;
 mod reclaim;
 mod source;
@@ -12,6 +13,7 @@ use super::journal_store::{Handing, JournalStore};
 use super::process::{DeviceProcess, Unresponsive};
 use super::request_server::{RequestServer, handed};
 use super::{Asked, Processes, request_server};
+use failures::Failures;
 use manyring_backend::blk::{Ending, Marks};
 use manyring_config::plan::{ANY_USER, Wanted};
 use manyring_device::Owned;
@@ -88,6 +90,7 @@ pub(crate) async fn serve(
         waiting,
         asks,
         is_single,
+        failures: Failures::default(),
     };
     loop {
         let next = tokio::select! {
@@ -198,6 +201,7 @@ struct Front<'a> {
     asks: mpsc::Receiver<Asked>,
     /// The device ends with its first session.
     is_single: bool,
+    failures: Failures,
 }
 
 /// The next event of a device's front.
@@ -314,8 +318,7 @@ impl Front<'_> {
         let number = match self.journals.add(socket, &surplus) {
             Ok(number) => number,
             Err(error) => {
-                let device = self.wanted.plan().name.as_str();
-                tracing::warn!(device, %error, "client refused: creating its journal failed");
+                self.log_refused_client(error);
                 return sleep(FRONT_RETRY).await;
             }
         };
@@ -375,12 +378,7 @@ impl Front<'_> {
                 // The process ended before it got the device: the next one gets it.
                 Err(_) if !process.serves() => {}
                 Err(error) => {
-                    tracing::error!(
-                        device,
-                        process = domain,
-                        error,
-                        "starting the device in its device process failed"
-                    );
+                    self.log_failed_start(domain, &error);
                     return None;
                 }
             }

@@ -2,6 +2,7 @@
 
 use super::saved_session::Client;
 use super::{Listener, SocketPermissions};
+use manyring_engine::FailureLines;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with};
 use std::future::poll_fn;
 use std::io;
@@ -9,8 +10,13 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 use std::task::{Context, Poll, ready};
+use std::time::Duration;
 use tokio::net::UnixListener;
 use tokio::sync::mpsc;
+use tokio::time::sleep;
+
+/// Delay before the next attempt to accept a client.
+const ACCEPT_RETRY: Duration = Duration::from_millis(200);
 
 /// How a device gets its front-end.
 #[derive(Debug)]
@@ -47,9 +53,21 @@ pub(super) enum ClientSource {
 
 impl ClientSource {
     /// Accepts the next client. If the process or task that hands clients over has ended, this
-    /// waits for ever.
-    pub(super) async fn accept(&self) -> io::Result<Client> {
-        poll_fn(|context| self.poll_accept(context)).await
+    /// waits for ever. If the process has no fd left it pauses, instead of spinning on a socket
+    /// that stays readable.
+    pub(super) async fn accept(&self, device: &str) -> Client {
+        let mut lines = FailureLines::default();
+        loop {
+            match poll_fn(|context| self.poll_accept(context)).await {
+                Ok(client) => return client,
+                Err(error) => {
+                    if let Some(failures) = lines.count() {
+                        tracing::warn!(device, failures, %error, "accept failed; retrying");
+                    }
+                    sleep(ACCEPT_RETRY).await;
+                }
+            }
+        }
     }
 
     pub(super) fn poll_accept(&self, context: &mut Context<'_>) -> Poll<io::Result<Client>> {

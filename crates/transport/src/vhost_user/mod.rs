@@ -247,23 +247,13 @@ impl Server {
         next
     }
 
-    /// Accepts the next client, once few enough of the refused ones wait to be closed. If the
-    /// process has no fd left it pauses, instead of spinning on a socket that stays readable.
+    /// Accepts the next client, once few enough of the refused ones wait to be closed.
     async fn accept(&self, clients: &ClientSource) -> ForeignStream {
-        loop {
-            self.janitor.room().await;
-            self.meter.paid().await;
-            match clients.accept().await {
-                Ok(stream) => {
-                    self.meter.count_client();
-                    return ForeignStream::new(stream, self.janitor.clone());
-                }
-                Err(error) => {
-                    tracing::warn!(device = self.device.name(), %error, "accept failed; retrying");
-                    tokio::time::sleep(Duration::from_millis(200)).await;
-                }
-            }
-        }
+        self.janitor.room().await;
+        self.meter.paid().await;
+        let stream = clients.accept(self.device.name()).await;
+        self.meter.count_client();
+        ForeignStream::new(stream, self.janitor.clone())
     }
 
     fn tell_refused(&self) {

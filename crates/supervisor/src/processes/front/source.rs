@@ -3,7 +3,7 @@
 
 use super::io_error;
 use crate::processes::journal_store::JournalStore;
-use manyring_engine::{ForeignFd, aside, aside_for};
+use manyring_engine::{FailureLines, ForeignFd, aside, aside_for};
 use manyring_serve::times::{FRONT_CONNECT, FRONT_RETRY};
 use manyring_transport::vhost_user::{Endpoint, ListenError, Listener, SocketName, connect_now};
 use rustix::fd::OwnedFd;
@@ -17,8 +17,8 @@ use tokio::time::sleep;
 
 /// The socket from which the front-ends of a device come.
 pub(super) enum Source {
-    /// A socket that listens.
-    Listens(UnixListener),
+    /// A socket that listens, and the log lines about clients that could not be accepted.
+    Listens(UnixListener, FailureLines),
     /// The front-end listens at this path, and the supervisor connects. The time is the pause
     /// before the next attempt.
     Connects(PathBuf, Duration),
@@ -52,7 +52,7 @@ impl Source {
         };
         tracing::info!(device, process, path = %listener.path(), "listening");
         let name = listener.take_name();
-        Ok((Self::Listens(listener.into_socket()), name))
+        Ok((Self::Listens(listener.into_socket(), FailureLines::default()), name))
     }
 
     fn inherited(socket: OwnedFd) -> io::Result<Self> {
@@ -61,7 +61,7 @@ impl Source {
         }
         let listener = StdListener::from(socket);
         listener.set_nonblocking(true)?;
-        Ok(Self::Listens(UnixListener::from_std(listener)?))
+        Ok(Self::Listens(UnixListener::from_std(listener)?, FailureLines::default()))
     }
 
     /// True if the device ends with its first session.
@@ -78,7 +78,7 @@ impl Source {
     /// Waits for the next client, and returns its socket.
     pub(super) async fn next(&mut self, device: &str, journals: &JournalStore) -> Arc<ForeignFd> {
         match self {
-            Self::Listens(socket) => accept(socket, device, journals).await,
+            Self::Listens(socket, lines) => accept((socket, lines), device, journals).await,
             // On the heap: most devices listen, and their tasks stay small.
             Self::Connects(path, pause) => Box::pin(connect(path, pause, device, journals)).await,
             Self::Connected(socket) => match socket.take() {
@@ -92,7 +92,7 @@ impl Source {
     /// descriptors that unaccepted clients have sent.
     pub(super) async fn close(self) {
         aside(move || match self {
-            Self::Listens(socket) => drop(socket.into_std()),
+            Self::Listens(socket, _) => drop(socket.into_std()),
             Self::Connects(..) => {}
             Self::Connected(socket) => drop(socket),
         })
@@ -100,13 +100,19 @@ impl Source {
     }
 }
 
-async fn accept(socket: &UnixListener, device: &str, journals: &JournalStore) -> Arc<ForeignFd> {
+async fn accept(
+    (socket, lines): (&UnixListener, &mut FailureLines),
+    device: &str,
+    journals: &JournalStore,
+) -> Arc<ForeignFd> {
     loop {
         let accepted = socket.accept().await;
         match accepted.and_then(|(stream, _)| stream.into_std()) {
             Ok(stream) => return journals.hold(stream.into()),
             Err(error) => {
-                tracing::warn!(device, %error, "accept failed; retrying");
+                if let Some(failures) = lines.count() {
+                    tracing::warn!(device, failures, %error, "accept failed; retrying");
+                }
                 sleep(FRONT_RETRY).await;
             }
         }

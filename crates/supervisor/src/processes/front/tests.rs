@@ -45,6 +45,7 @@ impl Of {
             waiting: None,
             asks: mpsc::channel(1).1,
             is_single: false,
+            failures: Failures::default(),
         }
     }
 }
