@@ -1,6 +1,6 @@
 //! The columns of the tables: heading, order, and whether more or less is better.
 
-use super::document::{CellDocument, NORMALIZED};
+use super::document::{CellDocument, LINE, NORMALIZED};
 use serde_json::Value;
 use std::collections::BTreeSet;
 
@@ -74,6 +74,7 @@ pub(crate) const KNOWN: &[SampleColumn] = &[
     column("group_kib_per_device", "cgroup KiB/device", Lower, "the same for each further device"),
     column("kib_per_device", "KiB/device", Lower, "resident memory for each further device"),
     column("waited_share", "waited", Neither, "share of the run that the guest waited for its CPU"),
+    column(LINE, "line ns", Neither, "a cache line from one CPU to the other; far from 100 on"),
     column("worker_share", "worker", Neither, "share of this guest in the worker's time"),
 ];
 

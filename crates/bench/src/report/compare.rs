@@ -185,15 +185,28 @@ fn pair(scenario: &ScenarioDocument, before: &CellDocument, after: &CellDocument
     CellPair { scenario: scenario.name.clone(), cell: before.name.clone(), unit, rows }
 }
 
-/// Formats a number with three digits or so.
+/// Formats a number with three digits or so, or its whole part with commas.
 pub(crate) fn number(value: f64) -> String {
     match value.abs() {
         0.0 => "0".to_owned(),
         small if small < 0.1 => format!("{value:.4}"),
         small if small < 10.0 => format!("{value:.2}"),
         small if small < 100.0 => format!("{value:.1}"),
-        _ => format!("{value:.0}"),
+        _ => in_thousands(&format!("{value:.0}")),
     }
+}
+
+/// Whole digits with a comma before every third one from the right.
+fn in_thousands(digits: &str) -> String {
+    let mut text = String::new();
+    for (at, digit) in digits.chars().enumerate() {
+        let left = digits.len() - at;
+        if at > 0 && left.is_multiple_of(3) && !text.ends_with('-') {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
 }
 
 #[cfg(test)]
@@ -246,7 +259,8 @@ mod tests {
 
     #[test]
     fn numbers_have_the_digits_that_people_read() {
-        let digits = [123_456.7, 45.67, 4.567, 0.0123, 0.0].map(number);
-        assert_eq!(digits, ["123457", "45.7", "4.57", "0.0123", "0"]);
+        let digits = [1e7, 123_456.7, -123_456.7, 999.0, 45.67, 4.567, 0.0123, 0.0].map(number);
+        let words = ["10,000,000", "123,457", "-123,457", "999", "45.7", "4.57", "0.0123", "0"];
+        assert_eq!(digits, words);
     }
 }

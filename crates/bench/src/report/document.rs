@@ -112,6 +112,9 @@ pub(crate) struct PartyDocument {
 /// Throughput for each per cent of a CPU, as the reference tables have it: no field of a sample.
 pub(crate) const NORMALIZED: &str = "normalized";
 
+/// The main number of a party to that of one queue of its cell: no field of a sample either.
+pub(crate) const TO_ONE: &str = "to_one_queue";
+
 impl PartyDocument {
     /// The values of this field in every round. Disturbed rounds are left out, unless all rounds
     /// are disturbed.
@@ -140,9 +143,16 @@ impl PartyDocument {
     }
 }
 
+/// The field for what a cache line took, and the longest time of one in nanoseconds, between the
+/// processors of one host.
+pub(crate) const LINE: &str = "line_ns";
+const LINE_MAX_NS: f64 = 1000.0;
+
 fn number(sample: &Map<String, Value>, key: &str) -> Option<f64> {
     if key != NORMALIZED {
-        return sample.get(key).and_then(Value::as_f64);
+        let value = sample.get(key).and_then(Value::as_f64);
+        // Another program ran in the place of one of the two threads.
+        return value.filter(|value| key != LINE || *value <= LINE_MAX_NS);
     }
     let of = |key| sample.get(key).and_then(Value::as_f64);
     let (throughput, cpu) = (of("throughput")?, of("cpu")?);
@@ -219,6 +229,18 @@ pub(crate) mod tests {
         assert_eq!(party.rounds(NORMALIZED), [1.0, 2.0, 4.0]);
         assert_eq!(party.spread("throughput").unwrap().median, 149.0);
         assert_eq!(party.spread("iops"), None);
+    }
+
+    #[test]
+    fn a_cache_line_that_waited_for_a_thread_was_not_timed() {
+        let sample = |ns: u32| json!({"line_ns": ns}).as_object().unwrap().clone();
+        let party = |lines: &[u32]| {
+            let samples = lines.iter().copied().map(sample).collect();
+            PartyDocument { name: String::new(), samples }.spread("line_ns")
+        };
+        let spread = party(&[45, 38_211, 44]).unwrap();
+        assert_eq!((spread.min, spread.max), (44.0, 45.0));
+        assert_eq!(party(&[38_211]), None);
     }
 
     #[test]

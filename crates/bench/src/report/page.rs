@@ -107,8 +107,9 @@ fn figures(plots: &[Plot]) -> String {
     for plot in plots {
         let _ = write!(text, "<figure><figcaption>{}<br>", escaped(&plot.title));
         if plot.kind != Kind::Bars && plot.series.len() > 1 {
-            for (index, series) in plot.series.iter().enumerate() {
-                let colour = Plot::colour(index);
+            let ours = plot.series.iter().enumerate().filter(|(_, series)| !series.is_reference);
+            for (index, series) in ours {
+                let colour = plot.colour(index);
                 let (r, g, b) = (colour.0, colour.1, colour.2);
                 let name = escaped(&series.name);
                 let _ = write!(
@@ -116,6 +117,9 @@ fn figures(plots: &[Plot]) -> String {
                     "<span><i style=\"background:rgb({r},{g},{b})\"></i>{name}</span>"
                 );
             }
+        }
+        if plot.series.iter().any(|series| series.is_reference) {
+            text.push_str("<span>dashed: the reference</span>");
         }
         let _ = writeln!(text, "</figcaption>{}</figure>", plot.svg());
     }
@@ -243,8 +247,9 @@ mod tests {
         ] {
             assert!(page.contains(there), "{there} is not in {page}");
         }
-        assert_eq!((page.matches("<figure>").count(), page.matches("<svg").count()), (2, 2));
-        assert_eq!(page.matches("g2local_default, 4 queues").count(), 3);
+        assert_eq!((page.matches("<figure>").count(), page.matches("<svg").count()), (4, 4));
+        assert_eq!(page.matches("g2local_default, 4 queues").count(), 4);
+        assert_eq!(page.matches("g2local_default, 1 queues, 4 virtual CPUs").count(), 4);
     }
 
     #[test]

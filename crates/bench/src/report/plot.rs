@@ -4,8 +4,9 @@ use super::Spread;
 use super::compare::number;
 use plotters::coord::Shift;
 use plotters::prelude::{
-    ChartBuilder, Circle, Color, DrawingArea, FontStyle, IntoDrawingArea, IntoFont, IntoLogRange,
-    LineSeries, PathElement, RGBColor, Rectangle, SVGBackend, Text, TextStyle, WHITE,
+    ChartBuilder, Circle, Color, DashedLineSeries, DrawingArea, FontStyle, IntoDrawingArea,
+    IntoFont, IntoLogRange, LineSeries, PathElement, RGBColor, Rectangle, SVGBackend, Text,
+    TextStyle, WHITE,
 };
 
 /// Pixels of a plot.
@@ -27,6 +28,8 @@ const INK: RGBColor = RGBColor(60, 60, 60);
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Series {
     pub(crate) name: String,
+    /// Figures of a reference: dashed, in the colour of the line before it that is none.
+    pub(crate) is_reference: bool,
     /// A number on the axis below, and what was measured there.
     pub(crate) points: Vec<(f64, Spread)>,
 }
@@ -55,9 +58,10 @@ pub(crate) enum Kind {
 }
 
 impl Plot {
-    /// The colour of a series.
-    pub(crate) fn colour(index: usize) -> RGBColor {
-        COLOURS[index % COLOURS.len()]
+    /// The colour of a series: that of a reference is the colour of ours.
+    pub(crate) fn colour(&self, index: usize) -> RGBColor {
+        let ours = self.series.iter().take(index + 1).filter(|series| !series.is_reference);
+        COLOURS[ours.count().saturating_sub(1) % COLOURS.len()]
     }
 
     /// The plot as SVG; a sentence instead if the library cannot draw it.
@@ -120,11 +124,16 @@ impl Plot {
             .draw()
             .map_err(failed)?;
         for (index, series) in self.series.iter().enumerate() {
-            let colour = Self::colour(index);
+            let colour = self.colour(index);
             let at = |x: f64| stops.iter().position(|stop| (*stop - x).abs() < 1e-9);
             let points: Vec<(f64, Spread)> =
                 series.points.iter().map(|(x, y)| (count(at(*x).unwrap_or(0)), *y)).collect();
             let line = points.iter().map(|(x, spread)| (*x, spread.median));
+            if series.is_reference {
+                let style = colour.mix(0.6).stroke_width(1);
+                chart.draw_series(DashedLineSeries::new(line, 6, 4, style)).map_err(failed)?;
+                continue;
+            }
             chart.draw_series(LineSeries::new(line, colour.stroke_width(2))).map_err(failed)?;
             let whisker = |(x, s): &(f64, Spread)| {
                 PathElement::new(vec![(*x, s.min), (*x, s.max)], colour.mix(0.45).stroke_width(4))
@@ -174,7 +183,7 @@ impl Plot {
             .map_err(failed)?;
         for (index, series) in self.series.iter().enumerate() {
             let Some((_, spread)) = series.points.first() else { continue };
-            let (y, colour) = (count(bars - 1 - index), Self::colour(index));
+            let (y, colour) = (count(bars - 1 - index), self.colour(index));
             let bar = Rectangle::new([(0.0, y - 0.3), (spread.median, y + 0.3)], colour.filled());
             chart.draw_series([bar]).map_err(failed)?;
             let whisker = vec![(spread.min, y), (spread.max, y)];
@@ -216,7 +225,7 @@ impl Plot {
             .map_err(failed)?;
         for (index, series) in self.series.iter().enumerate() {
             let line = series.points.iter().map(|(x, spread)| (*x, spread.median));
-            let style = Self::colour(index).stroke_width(2);
+            let style = self.colour(index).stroke_width(2);
             chart.draw_series(LineSeries::new(line, style)).map_err(failed)?;
         }
         area.present().map_err(failed)
@@ -258,15 +267,16 @@ mod tests {
 
     fn plot(kind: Kind) -> Plot {
         let point = |x: f64| (x, Spread { median: x * 2.0, min: x, max: x * 3.0 });
-        let series = |name: &str| Series {
-            name: name.to_owned(),
+        let series = |name| Series {
+            name: String::from(name),
+            is_reference: name == "reference",
             points: [1.0, 2.0, 4.0, 8.0].map(point).to_vec(),
         };
         Plot {
             title: "t".into(),
             x: "queue pairs".into(),
             y: "Mbit/s".into(),
-            series: vec![series("ours"), series("<theirs>")],
+            series: ["ours", "reference", "<theirs>"].map(series).into(),
             kind,
         }
     }
@@ -280,7 +290,10 @@ mod tests {
             assert_eq!(svg.contains("queue pairs"), kind != Kind::Bars);
             assert!(!svg.contains("<theirs>"), "a name is text, not an element");
         }
-        assert_eq!(plot(Kind::Lines).svg().matches("<circle").count(), 8);
+        let lines = plot(Kind::Lines);
+        assert_eq!(lines.svg().matches("<circle").count(), 8, "a reference has no rounds");
+        let colours = [0, 1, 2].map(|index| lines.colour(index));
+        assert_eq!(colours, [COLOURS[0], COLOURS[0], COLOURS[1]]);
     }
 
     #[test]

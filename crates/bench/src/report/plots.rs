@@ -2,25 +2,28 @@
 //! needs no word here.
 //!
 //! Cells whose names differ in a number only make lines over that number (`QD#`, `# streams`);
-//! so do parties (`manyring, # pairs`). A cell that is alone makes a bar for each party.
+//! so do parties (`manyring, # pairs`). A cell that is alone makes a bar for each party. Where the
+//! references have figures, their lines are dashed, in the colours of ours.
 
-use super::Spread;
-use super::columns;
-use super::document::{CellDocument, PartyDocument, ScenarioDocument};
+use super::document::{CellDocument, NORMALIZED, PartyDocument, ScenarioDocument, TO_ONE};
 use super::plot::{Kind, Plot, Series};
+use super::{Spread, columns, ratio, references};
 use std::collections::BTreeMap;
 
 /// All plots of a scenario.
 pub(crate) fn of(scenario: &ScenarioDocument) -> Vec<Plot> {
     let mut plots = Vec::new();
     for family in families(&scenario.report.cells) {
-        for key in keys(family.cells[0].1) {
-            plots.extend(by_cells(&family, &key));
-            plots.extend(by_parties(&family, &key));
+        let (cell, is_alone) = (family.cells[0].1, family.cells.len() < 2);
+        for field in fields(cell) {
+            plots.extend(by_cells(&scenario.name, &family, &field));
+            // Ratios are shown once, over whatever changes from cell to cell.
+            if is_alone || !field.is_ratio() {
+                plots.extend(by_parties(&scenario.name, &family, &field));
+            }
         }
-        let is_alone = family.cells.len() < 2;
-        if is_alone && numbered_parties(family.cells[0].1).is_none() {
-            plots.extend(keys(family.cells[0].1).iter().filter_map(|k| bars(family.cells[0].1, k)));
+        if is_alone && numbered_parties(cell).is_none() {
+            plots.extend(fields(cell).iter().filter_map(|field| bars(cell, field)));
         }
     }
     plots
@@ -38,16 +41,39 @@ struct PlotField {
     head: String,
 }
 
-/// The main field of a cell, and the field of its CPU time.
-fn keys(cell: &CellDocument) -> Vec<PlotField> {
+impl PlotField {
+    fn is_ratio(&self) -> bool {
+        [NORMALIZED, TO_ONE].contains(&self.key.as_str())
+    }
+
+    /// The values of a party; [`TO_ONE`] is that of the rounds.
+    fn spread(&self, cell: &CellDocument, party: &PartyDocument) -> Option<Spread> {
+        if self.key != TO_ONE {
+            return party.spread(&self.key);
+        }
+        let main = columns::main_of(cell)?;
+        let (_, parties) = numbered_parties(cell)?;
+        let (_, one) = parties.iter().find(|(count, _)| (count - 1.0).abs() < 1e-9)?;
+        let (ours, ones) = (party.rounds(main.key()), one.rounds(main.key()));
+        let ratios: Vec<f64> = ours.iter().zip(&ones).map(|(a, b)| ratio(*a, *b)).collect();
+        (!ratios.is_empty()).then(|| Spread::of(ratios))
+    }
+}
+
+/// The main field of a cell, that of its CPU time, both in one, and the ratio to one queue.
+fn fields(cell: &CellDocument) -> Vec<PlotField> {
     let heads = columns::of_cells([cell]);
     let main = columns::main_of(cell);
-    let cost = heads.iter().find(|head| ["cpu", "cpu_per_million"].contains(&head.key()));
+    let others =
+        heads.iter().filter(|head| ["cpu", "cpu_per_million", NORMALIZED].contains(&head.key()));
     let named = |head: &columns::ColumnHead| {
         let unit = cell.unit.clone().filter(|_| head.key() == "throughput");
         PlotField { key: head.key().to_owned(), head: unit.unwrap_or_else(|| head.text()) }
     };
-    main.iter().chain(cost).map(named).collect()
+    let axis = numbered_parties(cell).map(|(template, _)| template.axis(0));
+    let is_of_queues = axis.is_some_and(|axis| ["pairs", "queues"].contains(&&*axis));
+    let to_one = PlotField { key: TO_ONE.to_owned(), head: "ratio to one queue".to_owned() };
+    main.iter().chain(others).map(named).chain(is_of_queues.then_some(to_one)).collect()
 }
 
 /// A name with its numbers taken out: `QD#, client polls`.
@@ -192,27 +218,48 @@ fn split(group: Vec<(Template, &CellDocument)>) -> Vec<Family<'_>> {
     families
 }
 
+/// Lines over some number, and the lines of references that belong to each.
+#[derive(Default)]
+struct Lines(Vec<Series>);
+
+impl Lines {
+    /// A point of a party, on the line of this name, and what the references have there.
+    fn add(
+        &mut self,
+        (scenario, field): (&str, &PlotField),
+        name: &str,
+        (x, cell, party): (f64, &CellDocument, &PartyDocument),
+    ) {
+        let Some(spread) = field.spread(cell, party) else { return };
+        self.point(name.to_owned(), false, (x, spread));
+        for (curve, value) in references::curves(scenario, cell, &party.name, &field.key) {
+            self.point(format!("{name}, {curve}"), true, (x, Spread::of([value])));
+        }
+    }
+
+    fn point(&mut self, name: String, is_reference: bool, point: (f64, Spread)) {
+        match self.0.iter_mut().find(|series| series.name == name) {
+            Some(series) => series.points.push(point),
+            None => self.0.push(Series { name, is_reference, points: vec![point] }),
+        }
+    }
+}
+
 /// Lines over the number in which cells differ; a line for each party.
-fn by_cells(family: &Family<'_>, key: &PlotField) -> Option<Plot> {
+fn by_cells(scenario: &str, family: &Family<'_>, field: &PlotField) -> Option<Plot> {
     if family.cells.len() < 2 {
         return None;
     }
-    let mut series: Vec<Series> = Vec::new();
+    let mut lines = Lines::default();
     for (x, cell) in &family.cells {
         for party in &cell.parties {
-            let Some(spread) = party.spread(&key.key) else { continue };
-            match series.iter_mut().find(|series| series.name == party.name) {
-                Some(series) => series.points.push((*x, spread)),
-                None => {
-                    let points = vec![(*x, spread)];
-                    series.push(Series { name: party.name.clone(), points });
-                }
-            }
+            lines.add((scenario, field), &party.name, (*x, cell, party));
         }
     }
     let x = family.template.axis(family.position);
     let title = family.template.title(family.position);
-    (!series.is_empty()).then(|| Plot { title, x, y: key.head.clone(), series, kind: Kind::Lines })
+    let (series, y) = (lines.0, field.head.clone());
+    (!series.is_empty()).then_some(Plot { title, x, y, series, kind: Kind::Lines })
 }
 
 /// The parties of a cell whose names differ in one number, three at least, with their template.
@@ -234,33 +281,32 @@ fn numbered_parties(cell: &CellDocument) -> Option<(Template, Vec<(f64, &PartyDo
 }
 
 /// Lines over the number in which parties differ; a line for each cell of the family.
-fn by_parties(family: &Family<'_>, key: &PlotField) -> Option<Plot> {
+fn by_parties(scenario: &str, family: &Family<'_>, field: &PlotField) -> Option<Plot> {
     let (template, _) = numbered_parties(family.cells[0].1)?;
     let axis = family.template.axis(family.position);
-    let mut series = Vec::new();
+    let is_single = family.cells.len() < 2;
+    let mut lines = Lines::default();
     for (number, cell) in &family.cells {
         let Some((_, parties)) = numbered_parties(cell) else { continue };
-        let point = |(x, party): &(f64, &PartyDocument)| Some((*x, party.spread(&key.key)?));
-        let points: Vec<(f64, Spread)> = parties.iter().filter_map(point).collect();
-        let name =
-            if family.cells.len() < 2 { template.title(0) } else { format!("{number} {axis}") };
-        series.push(Series { name, points });
+        let name = if is_single { template.title(0) } else { format!("{number} {axis}") };
+        for (x, party) in parties {
+            lines.add((scenario, field), &name, (x, cell, party));
+        }
     }
-    let is_single = family.cells.len() < 2;
     let name = &family.cells[0].1.name;
     let title = if is_single { name.clone() } else { family.template.title(family.position) };
-    let x = template.axis(0);
-    Some(Plot { title, x, y: key.head.clone(), series, kind: Kind::Lines })
+    let (x, y, series) = (template.axis(0), field.head.clone(), lines.0);
+    (!series.is_empty()).then_some(Plot { title, x, y, series, kind: Kind::Lines })
 }
 
 /// A bar for each party.
-fn bars(cell: &CellDocument, key: &PlotField) -> Option<Plot> {
+fn bars(cell: &CellDocument, field: &PlotField) -> Option<Plot> {
     let bar = |party: &PartyDocument| {
-        let points = vec![(0.0, party.spread(&key.key)?)];
-        Some(Series { name: party.name.clone(), points })
+        let points = vec![(0.0, party.spread(&field.key)?)];
+        Some(Series { name: party.name.clone(), is_reference: false, points })
     };
     let series: Vec<Series> = cell.parties.iter().filter_map(bar).collect();
-    let (title, y) = (cell.name.clone(), key.head.clone());
+    let (title, y) = (cell.name.clone(), field.head.clone());
     (series.len() > 1).then_some(Plot { title, x: String::new(), y, series, kind: Kind::Bars })
 }
 
@@ -280,7 +326,7 @@ fn histogram(cell: &CellDocument) -> Option<Plot> {
         let all: f64 = buckets.iter().map(|(_, count)| count).sum();
         let share = |(us, count): (f64, f64)| (us, Spread::of([count / all * 100.0]));
         let points: Vec<(f64, Spread)> = buckets.into_iter().map(share).collect();
-        (points.len() > 1).then(|| Series { name: party.name.clone(), points })
+        (points.len() > 1).then(|| Series { name: party.name.clone(), is_reference: false, points })
     };
     let series: Vec<Series> = cell.parties.iter().filter_map(line).collect();
     (!series.is_empty()).then(|| Plot {

@@ -15,16 +15,16 @@ pub(super) fn geomeans(scenario: &ScenarioDocument) -> String {
     for cell in &scenario.report.cells {
         let reference =
             |party: &PartyDocument| references::multiqueue_tap(&scenario.name, cell, &party.name);
-        let one = cell.parties.iter().find(|party| reference(party).is_some_and(|r| r.smp == 1));
+        let one = cell.parties.iter().find(|party| reference(party).is_some_and(|r| r.pairs == 1));
         let Some(one) = one.and_then(|party| party.spread("throughput")) else { continue };
         for party in &cell.parties {
-            let Some(reference) = reference(party).filter(|reference| reference.smp > 1) else {
+            let Some(reference) = reference(party).filter(|reference| reference.pairs > 1) else {
                 continue;
             };
             let ratio = party.spread("throughput").map(|many| many.median / one.median);
-            match found.iter_mut().find(|(name, _)| *name == reference.scenario) {
+            match found.iter_mut().find(|(name, _)| *name == reference.cell.scenario) {
                 Some((_, ratios)) => ratios.extend(ratio),
-                None => found.push((reference.scenario, ratio.into_iter().collect())),
+                None => found.push((reference.cell.scenario, ratio.into_iter().collect())),
             }
         }
     }

@@ -65,3 +65,45 @@ fn a_histogram_adds_all_rounds_up_and_is_in_per_cent() {
     let shares: Vec<f64> = plots[0].series[0].points.iter().map(|(_, y)| y.median).collect();
     assert_eq!((plots.len(), plots[0].series.len(), shares), (1, 1, vec![75.0, 25.0]));
 }
+
+#[test]
+fn queue_pairs_are_plotted_as_ratios_too_with_the_curve_of_the_documents() {
+    let parties: Vec<(&str, &[f64])> =
+        vec![("4 pairs", &[8.0, 9.0]), ("2 pairs", &[4.0, 6.0]), ("1 pairs", &[4.0, 3.0])];
+    let one = |sessions: usize| {
+        scenario("multiqueue", &format!("from the guest, 512 B, {sessions} sessions"), &parties)
+    };
+    let mut all = one(2);
+    all.report.cells.extend(one(8).report.cells);
+    let plots = of(&all);
+    let named = |y: &str| plots.iter().filter(|plot| plot.y == y).collect::<Vec<_>>();
+    let [ratios, normalized] = ["ratio to one queue", "normalized"].map(named);
+    assert_eq!((ratios.len(), normalized.len()), (1, 1));
+    let point = |name: &str| {
+        let series = ratios[0].series.iter().find(|series| series.name == name).unwrap();
+        (series.is_reference, series.points[0].1.median)
+    };
+    // By rounds: 8 to 4 and 9 to 3. In the document 2485 of 7222.
+    assert_eq!(point("4 pairs"), (false, 2.5));
+    let (is_reference, theirs) = point("4 pairs, reference");
+    assert!(is_reference && theirs < 0.6, "{theirs}");
+    let dashed = named("kpps")[0].series.iter().filter(|series| series.is_reference).count();
+    assert_eq!(dashed, 3);
+}
+
+#[test]
+fn the_curves_of_the_xen_document_lie_over_ours() {
+    let parties = ["1 queues", "4 queues", "8 queues", "16 queues"];
+    let mut disks = of_cells(&["null disk, QD256 in all"], &parties);
+    disks.name = "xen-blk-queues".into();
+    let iops = |sample: &mut serde_json::Map<_, _>| {
+        *sample = json!({"iops": 5e6}).as_object().unwrap().clone();
+    };
+    let parties = disks.report.cells[0].parties.iter_mut();
+    parties.for_each(|party| party.samples.iter_mut().for_each(iops));
+    let plots = of(&disks);
+    let curve = |plot: &Plot, at: usize| plot.series[3].points[at].1.median;
+    assert_eq!(plots.iter().map(|plot| plot.series.len()).collect::<Vec<_>>(), [4, 4]);
+    assert_eq!((curve(&plots[0], 3), plots[0].series[3].is_reference), (1_440_000.0, true));
+    assert_eq!((curve(&plots[1], 3) * 810.0).round(), 1440.0);
+}
