@@ -222,6 +222,38 @@ fn the_queues_that_a_guest_uses_share_the_queue_length_of_the_tap() {
 }
 
 #[test]
+fn a_length_that_a_killed_process_divided_is_not_taken_for_the_hosts() {
+    in_own_space(|| {
+        run("ip tuntap add dev mr0 mode tap multi_queue");
+        let auto = || TapOptions { txqueuelen: QueueLength::Auto, ..named("mr0", 4) };
+        for (left, restored) in [
+            (QUEUE_LENGTH / 2, 1000),
+            (QUEUE_LENGTH / 3, 1000),
+            (QUEUE_LENGTH / 4, 1000),
+            // No number of its four queues has this length: the operator has chosen it.
+            (QUEUE_LENGTH / 5, QUEUE_LENGTH / 5),
+            (700, 700),
+        ] {
+            // A process that is killed restores nothing.
+            run(&format!("ip link set mr0 txqueuelen {left}"));
+            let port = opened_again(|| TapPort::open(auto()));
+            (0..4).for_each(|index| port.set_attached(index, true).unwrap());
+            assert_eq!(length("mr0"), QUEUE_LENGTH / 4);
+            drop(port);
+            assert_eq!(length("mr0"), restored, "{left}");
+        }
+        run("ip link set mr0 txqueuelen 150");
+        let own = || TapOptions { txqueuelen: QueueLength::Frames(600), ..named("mr0", 4) };
+        drop(opened_again(|| TapPort::open(own())));
+        assert_eq!(length("mr0"), 1000, "a quarter of the operator's number");
+        run("ip link set mr0 txqueuelen 250");
+        let host = || TapOptions { txqueuelen: QueueLength::Host, ..named("mr0", 4) };
+        drop(opened_again(|| TapPort::open(host())));
+        assert_eq!(length("mr0"), 250, "the host's is left alone");
+    });
+}
+
+#[test]
 fn queues_that_lose_nothing_have_the_whole_length_each_and_share_it_when_they_overflow() {
     in_own_space(|| {
         let options = TapOptions { txqueuelen: QueueLength::Auto, ..named("mr0", 4) };

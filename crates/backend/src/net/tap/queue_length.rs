@@ -36,6 +36,8 @@ pub const QUEUE_LENGTH_SHARERS_MAX: u32 = 8;
 #[derive(Debug, Default)]
 pub(super) struct LengthState {
     wanted: QueueLength,
+    /// The queues that this process has opened.
+    queues: u32,
     /// The length of the interface when it was opened: what it gets back. 0: unknown.
     former: AtomicU32,
     /// The present length of the interface, which each queue has; 0: unknown.
@@ -64,7 +66,8 @@ impl LengthState {
         // One queue shares nothing: it keeps the length that the host has given the interface.
         let is_alone = wanted == QueueLength::Auto && queues < 2;
         let wanted = if is_alone { QueueLength::Host } else { wanted };
-        let state = Self { wanted, ..Self::default() };
+        let queues = u32::try_from(queues).unwrap_or(u32::MAX);
+        let state = Self { wanted, queues, ..Self::default() };
         state.begin(link, is_left);
         state
     }
@@ -75,7 +78,11 @@ impl LengthState {
         self.each.store(each, Ordering::Relaxed);
         self.is_begun.store(false, Ordering::Relaxed);
         self.is_refused.store(false, Ordering::Relaxed);
-        let former = if is_left { self.share(1).unwrap_or(each) } else { each };
+        let former = match link {
+            _ if is_left => self.share(1).unwrap_or(each),
+            Some(link) if self.is_divided(each) => host_default(link),
+            _ => each,
+        };
         self.former.store(former, Ordering::Relaxed);
     }
 
@@ -87,6 +94,12 @@ impl LengthState {
             QueueLength::Frames(frames) => Some((frames / sharers).max(1)),
             QueueLength::Host => None,
         }
+    }
+
+    /// True if a queue has this length while several queues share one. Then a process of this
+    /// daemon that was killed has most probably set it, and could not restore the former one.
+    fn is_divided(&self, each: u32) -> bool {
+        (2..=self.queues).any(|sharers| self.share(sharers) == Some(each))
     }
 
     /// The queue length as stats and metrics show it.
@@ -101,6 +114,13 @@ impl LengthState {
         let changes = self.changes.load(Ordering::Relaxed);
         QueueLengthInfo { frames: each.saturating_mul(sharers), source, changes }
     }
+}
+
+/// The length that Linux gives a new interface of this kind.
+fn host_default(link: &InterfaceInfo) -> u32 {
+    const TAP: u32 = 1000;
+    const MACVTAP: u32 = 500;
+    if link.tap.is_some() { TAP } else { MACVTAP }
 }
 
 impl TapPort {
