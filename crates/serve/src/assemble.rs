@@ -81,12 +81,13 @@ pub enum AssembleError {
 }
 
 impl AssembleError {
-    /// True if another process holds the image, the interface or the socket: opening can succeed
-    /// when that process has ended.
+    /// True if another process holds the image, the interface, the capture file or the socket:
+    /// opening can succeed when that process has ended.
     pub fn is_held(&self) -> bool {
         match self {
             Self::Image { source, .. } => matches!(source, ImageError::InUse { .. }),
             Self::Port { source, .. } => matches!(source, TapError::Busy(_)),
+            Self::Pcap { source, .. } => source.kind() == io::ErrorKind::ResourceBusy,
             Self::Socket { source, .. } => matches!(source, ListenError::Taken { .. }),
             Self::Helper { source, .. } => source.is_held(),
             // An NBD server may not have started yet.

@@ -8,12 +8,13 @@
 //! A process that must not write files sends its records through a socket instead. The process at
 //! the other end creates the file ([`create`]), and writes only whole records to it ([`whole`]).
 
-use crate::times::CAPTURE_END;
+use crate::times::{CAPTURE_END, CAPTURE_LOCK, CAPTURE_LOCK_RETRY};
 use manyring_backend::net::decorator::{Decorated, Decorator};
 use manyring_backend::net::{Frames, HEADER_SIZE, Port, PortRx, PortTx, Readiness, Returned, Sent};
 use manyring_backend::sys::starter::{self, ThreadRole};
 use manyring_memory::{GuestSlice, copy_from_slices};
 use rustix::fd::OwnedFd;
+use rustix::fs::FlockOperation;
 use rustix::io::Errno;
 use rustix::time::{ClockId, clock_gettime};
 use std::fs::File;
@@ -43,18 +44,48 @@ pub struct BadRecord {
     pub after: usize,
 }
 
-/// Creates the capture file at `path`, or truncates it, and writes its header. May block.
+/// Creates the capture file at `path`, or truncates it, locks it, and writes its header. May block;
+/// for half a second if the file is locked.
 ///
 /// # Errors
-/// The file cannot be created or written.
+/// `ResourceBusy`: another process captures into the file, which is unchanged. Any other: the file
+/// cannot be created or written.
 pub fn create(path: &Path) -> io::Result<File> {
-    let mut file = File::create(path)?;
+    // Not truncated before it is locked: it may be the capture of another process.
+    let mut file = File::options().write(true).create(true).truncate(false).open(path)?;
+    if file.metadata()?.is_file() {
+        lock(&file)?;
+        file.set_len(0)?;
+    }
     let mut header = MAGIC.to_le_bytes().to_vec();
     header.extend(VERSION.iter().flat_map(|word| word.to_le_bytes()));
     // Two fields that are always 0: time zone and accuracy.
     header.extend([0, 0, SNAPLEN, LINKTYPE_ETHERNET].iter().flat_map(|w| w.to_le_bytes()));
     file.write_all(&header)?;
     Ok(file)
+}
+
+/// Locks a capture file for its open file description (`flock`): until the last process that was
+/// handed the file has closed it.
+fn lock(file: &File) -> io::Result<()> {
+    // A capture of the same file that has just ended may still be closing it.
+    let mut waited = Duration::ZERO;
+    loop {
+        match rustix::fs::flock(file, FlockOperation::NonBlockingLockExclusive) {
+            Err(Errno::AGAIN) if waited < CAPTURE_LOCK => {
+                waited += CAPTURE_LOCK_RETRY;
+                std::thread::sleep(CAPTURE_LOCK_RETRY);
+            }
+            Err(Errno::AGAIN) => {
+                let problem = "another capture writes this file; name another file for each daemon";
+                return Err(io::Error::new(io::ErrorKind::ResourceBusy, problem));
+            }
+            Err(Errno::INTR) => {}
+            // A file system without locks: captures go on as without them.
+            Err(Errno::NOLCK | Errno::OPNOTSUPP | Errno::NOSYS) => return Ok(()),
+            locked => return Ok(locked?),
+        }
+    }
 }
 
 /// Returns the length of the whole records at the beginning of `bytes`.

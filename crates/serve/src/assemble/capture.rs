@@ -80,11 +80,11 @@ struct Orders {
 
 impl CaptureFile {
     /// Begins the capture of `device` in the file at `path`, and truncates the file. `left` is the
-    /// file of an earlier supervisor: if it is the same file, the capture is appended behind its
-    /// last record. May block.
+    /// file of an earlier supervisor, and locked already: if it is the same file, the capture is
+    /// appended behind its last record. May block.
     ///
     /// # Errors
-    /// The file, the thread or an eventfd cannot be made.
+    /// `ResourceBusy`: another process captures into the file. Any other: the file, the thread or an eventfd cannot be made.
     pub(crate) fn begin(device: &str, path: &Path, left: Option<OwnedFd>) -> io::Result<Self> {
         let left = left.map(File::from).filter(|left| is_at(left, path));
         let file = left.map_or_else(|| pcap::create(path), Ok)?;
@@ -411,6 +411,31 @@ mod tests {
         File::from(another.lend().unwrap()).write_all(&record(4, 100)).unwrap();
         holds(&other, &[record(4, 100)]);
         holds(&path, &all);
+    }
+
+    #[test]
+    fn a_file_of_another_capture_is_refused_and_unchanged_until_that_one_has_ended() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("lan.pcap");
+        let capture = CaptureFile::begin("lan", &path, None).unwrap();
+        File::from(capture.lend().unwrap()).write_all(&record(1, 100)).unwrap();
+        holds(&path, &[record(1, 100)]);
+        let refused = || CaptureFile::begin("other", &path, None).unwrap_err();
+        assert_eq!(refused().kind(), ErrorKind::ResourceBusy);
+        // A supervisor that takes over has the same lock.
+        let left = capture.left().unwrap();
+        let next = CaptureFile::begin("lan", &path, Some(left)).unwrap();
+        drop(capture);
+        assert_eq!(refused().kind(), ErrorKind::ResourceBusy);
+        holds(&path, &[record(1, 100)]);
+        next.finish();
+        drop(next);
+        let another = CaptureFile::begin("other", &path, None).unwrap();
+        File::from(another.lend().unwrap()).write_all(&record(2, 100)).unwrap();
+        holds(&path, &[record(2, 100)]);
+        // A device is no file of one process.
+        let both = ["a", "b"].map(|name| CaptureFile::begin(name, Path::new("/dev/null"), None));
+        assert!(both.iter().all(Result::is_ok));
     }
 
     #[test]

@@ -153,8 +153,8 @@ impl DeviceManager {
     }
 
     /// Checks that no two devices of a plan name the same file, comparing paths as they are
-    /// written. With `looks`, or if a device has a capture (a capture file has no lock), this also
-    /// compares the files that the host finds under the paths.
+    /// written. With `looks`, or if a device has a capture (whose file is locked only when the
+    /// change is carried out), this also compares the files that the host finds under the paths.
     async fn check(&self, steps: &[Step], desired: &Plan, looks: bool) -> Result<(), Refused> {
         if steps.is_empty() {
             return Ok(());
