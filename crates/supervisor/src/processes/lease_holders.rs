@@ -222,34 +222,34 @@ impl Part {
     }
 
     /// Gives the process a lease. Without a lease the process would use the group's full rates
-    /// beside the other processes, so this retries until the process ends.
+    /// beside the other processes, and with a lease that nobody divides it would get no time: so
+    /// this retries until the files and the divider's thread are there, or the process ends.
     async fn lease(self: Arc<Self>, group: String, leases: Leases) {
         let process = self.process.clone();
         let mut is_told = false;
-        let (files, fds) = loop {
-            match aside(LeaseFiles::new).await {
-                Some(Ok(made)) => break made,
-                _ if !process.serves() => return,
-                _ => {
+        let (wakes, (files, fds)) = loop {
+            let wakes = leases.lock().wake(&leases).ok();
+            let files = match wakes {
+                Some(_) => aside(LeaseFiles::new).await.and_then(Result::ok),
+                None => None,
+            };
+            match wakes.zip(files) {
+                Some(made) => break made,
+                None if !process.serves() => return,
+                None => {
                     if !std::mem::replace(&mut is_told, true) {
                         let process = process.name();
-                        tracing::warn!(
-                            process,
-                            group,
-                            "dividing the limit failed: no file available; retrying"
-                        );
+                        let problem = "dividing the limit failed: no file or thread available; \
+                                       retrying";
+                        tracing::warn!(process, group, "{problem}");
                     }
                     tokio::time::sleep(TICK).await;
                 }
             }
         };
         *lock(&self.lease) = Some(Arc::new(files));
-        match leases.lock().wake(&leases) {
-            Ok(wakes) => process.ring.lead_to(&wakes),
-            Err(error) => {
-                tracing::error!(group, %error, "dividing the limit failed: no thread available")
-            }
-        }
+        process.ring.lead_to(&wakes);
+        leases.lock().ring();
         let fds = fds.into_iter().map(MessageFd::from).collect();
         process.tell_in_turn(Command::Lease { group }, fds).await;
     }
