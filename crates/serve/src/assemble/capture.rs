@@ -84,7 +84,8 @@ impl CaptureFile {
     /// appended behind its last record. May block.
     ///
     /// # Errors
-    /// `ResourceBusy`: another process captures into the file. Any other: the file, the thread or an eventfd cannot be made.
+    /// `ResourceBusy`: another process captures into the file. Any other: the file, the thread or
+    /// an eventfd cannot be made.
     pub(crate) fn begin(device: &str, path: &Path, left: Option<OwnedFd>) -> io::Result<Self> {
         let left = left.map(File::from).filter(|left| is_at(left, path));
         let file = left.map_or_else(|| pcap::create(path), Ok)?;
