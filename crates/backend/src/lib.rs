@@ -36,7 +36,7 @@
 //!    (`blk/offload.rs`); a port that is full names the event to wait for ([`net::Readiness`]).
 //! 5. **An image belongs to one process.** [`blk::Image`] locks it. A description that is passed to
 //!    another process carries a lock of its own, by which the end of its last request can be
-//!    awaited (`blk/image/hand.rs`).
+//!    awaited (`blk/image/handover.rs`).
 //! 6. **Unsafe code lies in [`sys`]**, and in `blk/uring.rs`, which guarantees what an io_uring
 //!    requires of its callers. An io_uring takes requests of disks and no others.
 //!

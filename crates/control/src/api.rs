@@ -1,19 +1,21 @@
 //! The routes of the control API, and the handlers of `GET` requests. Errors are JSON, too.
 
-use crate::named::entry;
+use crate::device_by_name::entry;
 use crate::refusal::{Problem, Refusal, aside};
-use crate::refused::{Refused, Why};
+use crate::refusal_log::{Refused, Why};
 use crate::request_parts::{Asked, BODY_SIZE_MAX, Name};
 use crate::snapshot::{DeviceInfo, Devices};
 use crate::state::State;
-use crate::{change, config, devices as manage, limits, openapi, scrape, takeover};
+use crate::{
+    config, device_actions, limits, openapi, put_patch_delete as manage, scrape, takeover,
+};
 use axum::extract::{DefaultBodyLimit, Request, State as Extract};
 use axum::http::{Method, StatusCode, header};
 use axum::middleware::{Next, from_fn};
 use axum::response::{IntoResponse, Response};
 use axum::{Json, Router};
 use manyring_serve::times::EVENTS_WAIT;
-use manyring_serve::workers::Workers;
+use manyring_serve::worker_view::Workers;
 use manyring_supervisor::model::{Since, Who};
 use manyring_supervisor::processes::ProcessInfo;
 use serde::{Deserialize, Serialize};
@@ -43,10 +45,10 @@ pub(super) fn routes() -> OpenApiRouter<State> {
         .routes(routes!(index))
         .routes(routes!(devices))
         .routes(routes!(device, manage::put, manage::patch, manage::delete))
-        .routes(routes!(change::resize))
-        .routes(routes!(change::link))
-        .routes(routes!(change::mtu))
-        .routes(routes!(change::announce))
+        .routes(routes!(device_actions::resize))
+        .routes(routes!(device_actions::link))
+        .routes(routes!(device_actions::mtu))
+        .routes(routes!(device_actions::announce))
         .routes(whole.layer(DefaultBodyLimit::max(manyring_config::SIZE_MAX)))
         .routes(routes!(config::read_again))
         .routes(routes!(limits::show))

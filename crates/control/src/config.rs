@@ -1,6 +1,6 @@
 //! Shows the running configuration, replaces it, and reads it again from its file.
 
-use crate::devices::refuse;
+use crate::put_patch_delete::refuse;
 use crate::refusal::{Problem, Refusal, aside};
 use crate::request_parts::{Asked, Body, bad};
 use crate::state::State;

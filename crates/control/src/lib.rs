@@ -14,19 +14,19 @@
 #![deny(clippy::print_stdout, clippy::print_stderr)]
 #![allow(unused_qualifications, reason = "utoipa's macros write types by longer paths than needed")]
 
-mod answer;
 mod api;
-mod change;
 mod client_places;
+mod client_timeouts;
 mod config;
-mod devices;
+mod device_actions;
+mod device_by_name;
+mod http_connection;
 mod limits;
 mod metrics;
-mod named;
 mod openapi;
-mod patient;
+mod put_patch_delete;
 mod refusal;
-mod refused;
+mod refusal_log;
 mod request_parts;
 mod reserve;
 mod scrape;

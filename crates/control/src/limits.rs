@@ -1,6 +1,6 @@
 //! `/v1/limits`: shows the groups whose devices share a limit, and gives a group other rates.
 
-use crate::devices::refuse;
+use crate::put_patch_delete::refuse;
 use crate::refusal::{Problem, Refusal, aside};
 use crate::request_parts::{Body, Name};
 use crate::state::State;

@@ -16,7 +16,7 @@ use exposition::{Sort, Text};
 use manyring_engine::QueueStats;
 use manyring_engine::stats::{Histogram, Kind, PolicyStats, QueueClass, ServeTimes};
 use manyring_serve::view::DeviceView;
-use manyring_serve::workers::{WorkerInfo, Workers};
+use manyring_serve::worker_view::{WorkerInfo, Workers};
 use manyring_supervisor::model::Entry;
 use std::collections::HashSet;
 use std::sync::Arc;

@@ -1,6 +1,6 @@
 //! The answer to a request that is refused: an HTTP status, and one sentence in a JSON object.
 
-use crate::refused::Why;
+use crate::refusal_log::Why;
 use axum::Json;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};

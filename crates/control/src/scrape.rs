@@ -3,8 +3,8 @@
 //! Every user of the host can connect to the TCP address. It serves metrics alone; clients have the
 //! same timeouts and bounds as those of a control socket.
 
-use crate::answer::answer;
 use crate::client_places::Places;
+use crate::http_connection::answer;
 use crate::metrics::{Format, text};
 use crate::refusal::{Refusal, aside};
 use crate::state::State;

@@ -1,5 +1,5 @@
 //! The answers of the API about devices, as JSON: written by the daemon, read by `manyring stats`.
-//! The answers about workers are in `manyring_serve::workers`.
+//! The answers about workers are in `manyring_serve::worker_view`.
 
 #![allow(unused_qualifications, reason = "utoipa's macros write types by longer paths than needed")]
 
@@ -10,7 +10,7 @@ use manyring_config::plan::mac_text;
 use manyring_device::SideKind;
 use manyring_device::net::NetSide;
 use manyring_engine::QueueStats;
-use manyring_serve::workers::Summary;
+use manyring_serve::worker_view::Summary;
 use manyring_supervisor::model::{Controlled, Entry, Waiting};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;

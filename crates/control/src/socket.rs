@@ -5,11 +5,11 @@
 //! a client has a timeout, the number of clients is bounded for each user and in all, and a client
 //! beyond these bounds replaces one that is idle, or is answered with status 503 at once.
 
-use crate::answer::answer;
 use crate::api;
 use crate::api::Role;
 use crate::client_places::Places;
-use crate::refused::{Refused, Why};
+use crate::http_connection::answer;
+use crate::refusal_log::{Refused, Why};
 use crate::reserve::{Refill, Reserve};
 use crate::state::State;
 use crate::stream::ClientStream;

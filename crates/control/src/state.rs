@@ -4,7 +4,7 @@ use crate::snapshot::{DeviceInfo, Devices};
 use manyring_config::Plan;
 use manyring_engine::Pool;
 use manyring_serve::service::Service;
-use manyring_serve::workers::Workers;
+use manyring_serve::worker_view::Workers;
 use manyring_supervisor::model::{ChangeSender, Entry, Registry};
 use manyring_supervisor::processes::Processes;
 use std::path::PathBuf;

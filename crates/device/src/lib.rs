@@ -33,8 +33,8 @@
 //!    value (`live.rs`), and each queue loads it when it is told to: link, offloads, MTU, filter.
 //! 4. **Both devices have the same files.** `config.rs` has the offer, `handler.rs` the interface
 //!    to the engine, `mod.rs` the device. A worker serves the ring of a network device's control
-//!    queue (`net/ctrl.rs`); a task of the control thread carries its commands out, because they
-//!    may have to wait for the host.
+//!    queue (`net/control_queue.rs`); a task of the control thread carries its commands out,
+//!    because they may have to wait for the host.
 #![forbid(unsafe_code)]
 #![deny(clippy::print_stdout, clippy::print_stderr)]
 

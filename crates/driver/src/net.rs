@@ -1,12 +1,12 @@
 //! `NetDriver`: a virtio-net driver: queue pairs, the control queue in both ownerships.
 
-mod ctrl;
+mod control_queue;
 mod options;
 mod rx;
 mod slab;
 mod tx;
 
-pub use ctrl::{ControlDriverQueue, CtrlAnswer};
+pub use control_queue::{ControlDriverQueue, CtrlAnswer};
 pub use options::{ControlOwner, NetCounters, NetDriverOptions};
 pub use rx::NetDriverRx;
 pub use tx::NetDriverTx;

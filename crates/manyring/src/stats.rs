@@ -11,7 +11,7 @@ use crate::cli::StatsArgs;
 use manyring_control::snapshot::{DeviceInfo, Devices};
 use manyring_serve::control_client::look;
 use manyring_serve::output::{Failure, print};
-use manyring_serve::workers::{StuckInfo, WorkerInfo, Workers};
+use manyring_serve::worker_view::{StuckInfo, WorkerInfo, Workers};
 use serde::Serialize;
 use std::path::Path;
 use std::time::Duration;

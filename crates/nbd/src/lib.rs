@@ -24,7 +24,6 @@
 #![forbid(unsafe_code)]
 #![deny(clippy::print_stdout, clippy::print_stderr)]
 
-mod asked;
 mod channel;
 mod clock;
 mod credentials;
@@ -33,13 +32,14 @@ mod error;
 pub mod fuzzing;
 mod incoming;
 mod join;
-mod line;
 mod queue;
+mod queue_connection;
 mod reconnector;
 mod server;
 mod session;
+mod split_request;
 mod tls;
-mod watched;
+mod watched_socket;
 
 pub use credentials::Credentials;
 pub use error::JoinError;

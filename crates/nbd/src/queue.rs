@@ -22,10 +22,10 @@
 
 use super::channel::Channel;
 use super::join::JoinedConnection;
-use super::line::{ConnectionCounts, News, QueueConnection, QueueInbox};
+use super::queue_connection::{ConnectionCounts, News, QueueConnection, QueueInbox};
 use super::reconnector::{Reconnector, TICKS};
 use super::session::NbdSession;
-use super::watched::WatchedSocket;
+use super::watched_socket::WatchedSocket;
 use manyring_backend::blk::{Burst, Completion, DiskQueue};
 use manyring_backend::sys::uring::Ring;
 use rustix::fd::BorrowedFd;

@@ -27,7 +27,7 @@ mod trial;
 use super::clock::now;
 use super::error::JoinError;
 use super::join::{JoinedConnection, join};
-use super::line::{ConnectionCounts, News, QueueConnection, QueueInbox};
+use super::queue_connection::{ConnectionCounts, News, QueueConnection, QueueInbox};
 use super::server::{Server, Target};
 use absence::Absence;
 use grants::{Holds, MORE_MIN, YIELD_LIMIT};

@@ -15,8 +15,8 @@
 //! and be no more than it asked for; a read ends with all of its bytes. Any other reply is an error
 //! that ends the connection. The ring's size and [`COMMANDS_MAX`] bound the memory of a session.
 
-use super::asked::{Asked, Part};
 use super::incoming::{NextReply, ReplyReader, Sent};
+use super::split_request::{Asked, Part};
 use super::tls::TlsError;
 use manyring_backend::blk::{Completion, Op, Request};
 use manyring_memory::{GuestSlice, Pieces};

@@ -2,26 +2,26 @@
 //! names every kind of disk and port.
 
 mod capture;
+pub mod check_host;
 pub mod disk;
 mod helper_walls;
-pub mod look;
+pub mod nbd_host;
 pub(crate) mod options;
 pub(crate) mod port;
 mod qemu_helper;
 mod qmp_monitor;
-pub mod remote;
 pub(crate) mod switch;
-mod switched;
+mod switch_host;
 mod tasks;
 pub(crate) mod wanted;
 pub mod xen;
 
 pub(crate) use capture::Capture;
-pub use look::look;
+pub use check_host::look;
+pub use nbd_host::AdoptedExports;
 pub(crate) use qemu_helper::HelperError;
-pub use remote::AdoptedExports;
 pub use switch::{AdoptedFds, Host, Switches};
-pub use switched::{Ports, SwitchHost};
+pub use switch_host::{Ports, SwitchHost};
 pub use tasks::Tasks;
 pub use wanted::{Assemble, Here, Made, Opened, Part};
 

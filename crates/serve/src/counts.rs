@@ -11,7 +11,7 @@
 //! A page of the memfd that was never written takes no memory. So the counters, which are always
 //! written, lie together, and a histogram is written only once it has a value.
 
-use crate::assemble::remote::Remote;
+use crate::assemble::nbd_host::Remote;
 use manyring_backend::blk::Connection;
 use manyring_backend::net::Port;
 use manyring_backend::net::switch::PortCounters;

@@ -6,7 +6,7 @@
 
 use crate::counts::sealed;
 use crate::proc_stat::Used;
-use crate::workers::{StuckInfo, Summary, WorkerInfo, Workers};
+use crate::worker_view::{StuckInfo, Summary, WorkerInfo, Workers};
 use manyring_engine::Pool;
 use manyring_engine::stats::PolicyStats;
 use rustix::fd::{AsFd, OwnedFd};

@@ -14,17 +14,17 @@
 //! changes touch the same device.
 
 mod admit;
-mod carried;
 mod carry_out;
+mod change_in_progress;
 mod defer;
 mod front;
 mod held_elsewhere;
-mod kept;
+mod pending_changes;
 mod prepare;
-mod put_off;
 mod retiring;
+mod saved_devices;
 mod shared;
-mod switched;
+mod switch_changes;
 
 pub use admit::{Denied, admitted, is_bound};
 
@@ -34,7 +34,6 @@ use crate::processes::{Handoff, Processes};
 use crate::xen::XenDisks;
 use front::{Front, Stage};
 use held_elsewhere::{Asked, First, Later, MaxWait, Tried, Wait, refuse_if_none_is_left};
-use kept::{Kept, with_kept};
 use manyring_config::plan::{DaemonPlan, DevicePlan, Plan, Wanted};
 use manyring_engine::{AsideRow, Pool, PoolOptions};
 use manyring_serve::assemble::{Assemble, AssembleError, Tasks, listens_at};
@@ -43,6 +42,7 @@ use manyring_serve::service::{Service, Whose};
 use manyring_serve::times::DEVICES_END;
 use manyring_transport::vhost_user::{Endpoint, SocketPermissions};
 use retiring::Retiring;
+use saved_devices::{Kept, with_kept};
 use shared::Shared;
 use std::collections::{HashMap, HashSet};
 use std::ffi::OsString;

@@ -3,7 +3,7 @@
 use crate::model::Registry;
 use manyring_backend::sys::link::LinkEvents;
 use manyring_config::Plan;
-use manyring_serve::ports::with_interface;
+use manyring_serve::interface_watch::with_interface;
 use rustix::io::Errno;
 use std::io;
 use tokio::io::Interest;

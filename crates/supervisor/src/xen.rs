@@ -9,9 +9,9 @@
 //! The control API shows a disk from the opening of its file until the tool stack has removed the
 //! disk.
 
-mod apart;
-mod handed;
+mod hand_off;
 mod host;
+mod in_device_process;
 mod journal_watch;
 mod memory;
 mod start;
@@ -143,7 +143,7 @@ impl XenDisks {
         };
         let state_dir = StateDir::open(&plan.state_dir, &plan.kinds, served, &mut left.locks);
         let (state_dir, journals) = (state_dir.map_err(refused)?, Journals::default());
-        let (plan, memory) = (plan.clone(), Mutex::new(handed::taken(left, &plan.kinds)));
+        let (plan, memory) = (plan.clone(), Mutex::new(hand_off::taken(left, &plan.kinds)));
         let shared = Arc::new(Shared {
             plan,
             io_uring,

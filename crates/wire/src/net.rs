@@ -1,6 +1,6 @@
 //! virtio-net: feature bits, config space, packet header, offloads (virtio 1.3 §5.1).
 
-mod ctrl;
+mod control_queue;
 pub mod flow;
 pub mod head;
 mod place;
@@ -8,11 +8,11 @@ pub mod rss;
 pub mod segment;
 pub mod sender;
 
-pub use ctrl::{
+pub use control_queue::{
     CTRL_HEADER_SIZE, Coalescing, Command, CommandError, CtrlStatus, FilterTable, MacAddress,
     QueueCoalescing, RxMode, VLAN_COUNT,
 };
-pub use ctrl::{class, is_mtu, parse_mac};
+pub use control_queue::{class, is_mtu, parse_mac};
 pub use place::{PLACE_BYTES, TYPES_TAG, USUAL_BYTES};
 
 use crate::virtio::VIRTIO_F_VERSION_1;

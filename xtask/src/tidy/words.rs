@@ -29,7 +29,7 @@ pub(super) const UNSAFE: &[&str] = &[
 pub(super) const PROC: &[&str] = &[
     "crates/backend/src/blk/holder.rs",
     "crates/backend/src/blk/image.rs",
-    "crates/backend/src/blk/image/hand.rs",
+    "crates/backend/src/blk/image/handover.rs",
     "crates/backend/src/sys/",
     // A helper may read /proc: that is a rule, and no read.
     "crates/serve/src/assemble/helper_walls.rs",
@@ -38,7 +38,7 @@ pub(super) const PROC: &[&str] = &[
     "crates/control/src/socket.rs",
     "crates/serve/src/fds.rs",
     "crates/control/src/metrics/process.rs",
-    "crates/supervisor/src/processes/begin.rs",
+    "crates/supervisor/src/processes/spawner.rs",
     "crates/serve/src/device_process/denied.rs",
     "crates/serve/src/device_process.rs",
     "crates/supervisor/src/processes/journal_store.rs",

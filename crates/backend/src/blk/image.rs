@@ -1,13 +1,13 @@
 //! `Image`: a file or block device, opened, locked and measured. `file` and `uring` serve it.
 
 mod format;
-mod hand;
+mod handover;
 mod held;
 mod look;
 mod probe;
 mod units;
 
-pub use hand::{Ending, ImageDescriptors, Marks};
+pub use handover::{Ending, ImageDescriptors, Marks};
 
 use super::guard::Guard;
 use super::spares::Spares;
@@ -169,7 +169,7 @@ impl Image {
             flags |= OFlags::EXCL;
         }
         let open = |flags| rustix::fs::open(path, flags, Mode::empty());
-        let held = held.filter(|held| hand::is_of(held, &stat, access));
+        let held = held.filter(|held| handover::is_of(held, &stat, access));
         let is_locked = held.is_some() || options.lock_with_rings;
         let plain = held.map_or_else(|| open(flags), Ok).map_err(|errno| match errno {
             Errno::BUSY => ImageError::in_use(name),

@@ -38,7 +38,7 @@
 
 #![allow(unsafe_code, reason = "allow-listed: answers for memory that the kernel has")]
 
-mod apart;
+mod guarded_writes;
 mod in_flight;
 mod recall;
 mod submitter;

@@ -4,7 +4,6 @@
 //! created goes away with the port; a tap that it has joined stays, with its offloads switched off.
 //! The code in this folder also serves the queues of a macvtap (see [`macvtap`]).
 
-mod again;
 mod error;
 mod find;
 mod flows;
@@ -17,6 +16,7 @@ mod program;
 mod queue;
 mod queue_length;
 mod queues;
+mod rejoin;
 mod rss;
 mod settings;
 
@@ -27,7 +27,6 @@ use super::reception::Reception;
 use super::{HostFilter, Port, PortRx, PortTx, QueueLengthInfo};
 use crate::sys::link::{Change, InterfaceInfo, LinkEvent, Links};
 use crate::sys::tuntap as sys;
-use again::{Wanted, prepare};
 pub(super) use find::{find, open_links};
 use flows::{FlowRecorder, Flows};
 use lent::{Lent, transmit};
@@ -42,6 +41,7 @@ use queue::{TapRx, TapTx};
 use queue_length::LengthState;
 pub use queue_length::{QUEUE_LENGTH, QUEUE_LENGTH_SHARERS_MAX, QueueLength};
 use queues::Queues;
+use rejoin::{Wanted, prepare};
 use rss::Hashed;
 use rustix::fd::{AsFd, AsRawFd, OwnedFd};
 use rustix::io::Errno;

@@ -1,7 +1,7 @@
 //! Network queues without a worker, for the fuzz targets.
 
-use super::control::Commands;
-use super::ctrl::{Clerk, ControlQueue, halves};
+use super::commands::Commands;
+use super::control_queue::{Clerk, ControlQueue, halves};
 use super::rules::Filter;
 use super::{NetDevice, NetOptions, NetRx, NetTx, Rules};
 use crate::Device;

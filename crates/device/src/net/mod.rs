@@ -8,15 +8,15 @@
 //! control queue to the back-end (UML, crosvm) and starts its ring: then `VQ_PAIRS_SET` also
 //! decides which pairs are in use.
 
+mod command_effect;
+mod commands;
 mod config;
-mod control;
-mod ctrl;
+mod control_queue;
 mod delivery;
-mod effect;
 #[cfg(fuzzing)]
 mod fuzzing;
 mod handler;
-mod kept;
+mod kept_buffers;
 mod lending;
 mod owned;
 mod pace;
@@ -388,7 +388,7 @@ impl Device for NetDevice {
             let (index, features) = (activation.index, activation.features);
             if self.0.control_index(features) == Some(index) {
                 self.0.state().vqs[index].is_control = true;
-                let started = ctrl::start(&self.0, activation).await;
+                let started = control_queue::start(&self.0, activation).await;
                 if started.is_err() {
                     self.0.stopped(index, true).await;
                 }

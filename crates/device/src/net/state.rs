@@ -5,7 +5,7 @@
 //! driver's format, so that one parser serves both. To restore the state, the commands are carried
 //! out again.
 
-use super::control::needs;
+use super::commands::needs;
 use super::port::HasPort;
 use super::rules::{Filter, VLAN_BYTES};
 use super::{Inner, State};

@@ -20,7 +20,7 @@ mod late;
 mod limited;
 mod take;
 
-use super::kept::Kept;
+use super::kept_buffers::Kept;
 use super::tally::{Tally, count_gains};
 use super::{NetTurn, Reclaim, Rules};
 use crate::live::Live;

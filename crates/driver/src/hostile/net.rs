@@ -1,11 +1,11 @@
 //! Chains a network device must survive: headers that lie, empty chains, commands that do not
 //! exist.
 
-mod ctrl;
+mod control_queue;
 mod rx;
 mod tx;
 
-pub use ctrl::CtrlSpoil;
+pub use control_queue::CtrlSpoil;
 pub use rx::RxSpoil;
 pub use tx::TxSpoil;
 

@@ -390,7 +390,7 @@ impl<R: Ring, H: Handler<R>> Run for RunningQueue<R, H> {
                 let _ = reply.send(());
             }
             Order::LeaveAside(reply) => self.leave_aside(reply),
-            // The worker itself follows these orders (`worker/obey.rs`).
+            // The worker itself follows these orders (`worker/orders.rs`).
             Order::Stop(_) => {}
         }
     }

@@ -24,7 +24,7 @@
 //! 1. **Only hot queues cost anything.** A queue that has settled takes no turn, is not polled and
 //!    has no timer; its kick, its disk, its port, an order or its own time makes it hot again. A
 //!    worker without hot queues sleeps. That sleep has a timeout only while a queue waits for a
-//!    time, or while the worker has no queue at all and may end soon (`tell.rs`).
+//!    time, or while the worker has no queue at all and may end soon (`load_reports.rs`).
 //! 2. **A queue settles by itself**, whatever the others do. A transmitq whose port is full settles
 //!    at once, even beside a neighbour that always has work; a queue without work settles after a
 //!    millisecond. If queues settled only when all of them were idle, one busy queue would keep
@@ -38,11 +38,11 @@
 //!    of the slot.** The kernel may report a watch that has ended, or whose slot has another queue
 //!    by now: such an event is dropped.
 
+mod load_reports;
 pub(crate) mod mailbox;
-mod obey;
+mod orders;
 pub(crate) mod reports;
 mod round;
-mod tell;
 
 use crate::io::QueueIo;
 use crate::policy::moderation::SLEEP_NS_MIN;
@@ -55,15 +55,15 @@ use crate::wait::{EventSource, SLOTS_MAX, Wait, Woken};
 use crate::watch::Post;
 use crate::worker::mailbox::Mailbox;
 use crate::worker::reports::Reports;
+use load_reports::Rest;
 use manyring_backend::sys::denied;
-use obey::{DrainAction, Guests, QueueTask};
+use orders::{DrainAction, Guests, QueueTask};
 use round::{Bill, Round};
 use rustix::fd::AsFd;
 use rustix::io::Errno;
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
-use tell::Rest;
 
 /// What a worker shares with its pool, and the pool's rules for the worker's end.
 #[derive(Debug)]
@@ -84,7 +84,7 @@ struct Slot {
     generation: u32,
     entry: Option<(QueueId, Box<dyn Run>)>,
     ending: Option<DrainAction>,
-    /// The tasks that were put off (`obey.rs`), the oldest first.
+    /// The tasks that were put off (`orders.rs`), the oldest first.
     put_off: VecDeque<QueueTask>,
     /// The number of the queue's guest, which all queues of a session share.
     guest: usize,

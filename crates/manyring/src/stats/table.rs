@@ -2,7 +2,7 @@
 //! interval between two readings.
 
 use manyring_control::snapshot::{DeviceInfo, QueueInfo, as_float};
-use manyring_serve::workers::Summary;
+use manyring_serve::worker_view::Summary;
 
 /// An earlier reading of the devices, and the seconds since then.
 pub(crate) type Before<'a> = Option<(&'a [DeviceInfo], f64)>;

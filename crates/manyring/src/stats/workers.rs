@@ -3,7 +3,7 @@
 use super::table::{align, us};
 use manyring_config::plan::in_words;
 use manyring_control::snapshot::as_float;
-use manyring_serve::workers::{StuckInfo, WorkerInfo};
+use manyring_serve::worker_view::{StuckInfo, WorkerInfo};
 
 /// Returns a line for each worker that runs or has run. `before` is an earlier reading with the
 /// seconds since then: with it, the line shows the numbers of that interval.
@@ -54,7 +54,7 @@ pub(super) fn stuck(threads: &[StuckInfo]) -> String {
 mod tests {
     use super::super::table::words;
     use super::*;
-    use manyring_serve::workers::Summary;
+    use manyring_serve::worker_view::Summary;
 
     fn worker(ran_ns: u64, sleeps: u64, pauses: &[(u64, u64)]) -> WorkerInfo {
         let pause_ns = Summary { buckets: pauses.to_vec(), ..Summary::default() };

@@ -5,7 +5,7 @@ use crate::stats::Shown;
 use crate::stats::table::{Seen, seen};
 use manyring_config::plan::in_words;
 use manyring_control::snapshot::{DeviceInfo, as_float};
-use manyring_serve::workers::{Summary, WorkerInfo};
+use manyring_serve::worker_view::{Summary, WorkerInfo};
 
 /// One of the three tables.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

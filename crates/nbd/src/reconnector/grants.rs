@@ -6,7 +6,7 @@ use super::{BACKOFF_MIN, EXTRA_LIMIT, Reconnector, State};
 use crate::channel::Channel;
 use crate::clock::now;
 use crate::join::JoinedConnection;
-use crate::line::{News, QueueConnection};
+use crate::queue_connection::{News, QueueConnection};
 use manyring_wire::nbd::{CAN_MULTI_CONN, Export};
 use rustix::io::Errno;
 use std::sync::Arc;

@@ -16,14 +16,14 @@
 //! 3. `avail` is as far ahead of `used` as descriptors are in flight: chains that come back in any
 //!    order go back where the oldest lay.
 
-mod again;
 mod built;
-mod kept;
+mod kept_chains;
 mod logged;
+mod recorded;
 mod trailed;
 mod walked;
 
-use self::kept::KeptChains;
+use self::kept_chains::KeptChains;
 use self::walked::walk_table;
 use crate::aside::Aside;
 use crate::base::Base;

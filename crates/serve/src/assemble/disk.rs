@@ -1,8 +1,8 @@
 //! Opens the backend of a disk: by plan (in the process that opens the host's files), and by spec
 //! (in a device process, on descriptors that the supervisor sent).
 
+use super::nbd_host::{Remote, Remotely};
 use super::qemu_helper::{HelperDisk, HelperError, HelperOptions};
-use super::remote::{Remote, Remotely};
 use crate::times::NBD_REQUEST;
 use manyring_backend::blk::fault::{FaultDisk, FaultPlan};
 use manyring_backend::blk::file::FileDisk;

@@ -1,8 +1,8 @@
 //! Makes the switches of a plan, with their uplinks, and opens switch ports for devices.
 
 use super::AssembleError;
-use super::remote::{AdoptedExports, Measurer};
-use super::switched::{SwitchHost, owned};
+use super::nbd_host::{AdoptedExports, Measurer};
+use super::switch_host::{SwitchHost, owned};
 use manyring_backend::net::Port;
 use manyring_backend::net::switch::uplink::Uplink;
 use manyring_backend::net::switch::{Clock, PortOptions, Switch, SwitchOptions, Vlans};

@@ -2,7 +2,7 @@
 
 use super::capture::{Capture, CaptureFile};
 use super::disk::{self, DiskError, Means};
-use super::remote::{Measurer, Remote, Remotely};
+use super::nbd_host::{Measurer, Remote, Remotely};
 use super::{AssembleError, Host, port};
 use crate::view::DeviceView;
 use manyring_backend::blk::{Disk, ImageError};

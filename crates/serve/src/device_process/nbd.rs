@@ -2,7 +2,7 @@
 //! this process negotiates and sends requests.
 
 use super::say;
-use crate::assemble::remote::{error_of, export_of, failure_of, spec_of};
+use crate::assemble::nbd_host::{error_of, export_of, failure_of, spec_of};
 use crate::channel::Channel;
 use crate::credentials;
 use crate::supervisor_client::SupervisorClient;

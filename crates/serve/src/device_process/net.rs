@@ -2,7 +2,7 @@
 //! port.
 
 use crate::assemble::port::{LentInterface, host_filter};
-use crate::ports;
+use crate::interface_watch;
 use crate::view::DeviceView;
 use manyring_device::Device;
 use manyring_device::net::{Guest, NetDevice, NetSide};
@@ -41,7 +41,7 @@ impl ProcessNet {
         view: &DeviceView,
         lent: Option<LentInterface>,
     ) -> Self {
-        let mut tasks = ports::look_after(view, false);
+        let mut tasks = interface_watch::look_after(view, false);
         let wanted = Wanted { link_up: true, mtu: device.mtu(), announcements: 0 };
         let (wanted, wants) = watch::channel(wanted);
         tasks.spawn(follow(device.clone(), wants));

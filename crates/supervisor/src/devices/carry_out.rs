@@ -12,12 +12,12 @@
 //! interface. Then the leaving device is retired first, and is opened again if the change fails.
 
 use super::DeviceManager;
-use super::carried::{Carried, Outcome, Rest, Stage};
+use super::change_in_progress::{Carried, Outcome, Rest, Stage};
 use super::defer::Work;
 use super::front::{self, Front};
 use super::held_elsewhere::{Later, Wait, failed};
-use super::kept::{Former, Keep};
 use super::prepare::{Prepared, Ready, refused};
+use super::saved_devices::{Former, Keep};
 use crate::model::{Change, Done, Entry, Keys, Refused, Who};
 use manyring_config::diff::{Step, What, diff, diff_of, limits};
 use manyring_config::plan::{DevicePlan, Found, Plan, Wanted};

@@ -3,7 +3,7 @@
 //! the front-end has ended.
 
 use super::DeviceManager;
-use super::carried::{Outcome, Rest};
+use super::change_in_progress::{Outcome, Rest};
 use crate::model::{Change, Entry, Refused};
 use manyring_config::diff::{Step, What};
 use manyring_config::plan::{Class, LimitPlan, Plan, Wanted};

@@ -5,7 +5,7 @@ use super::held_elsewhere::{Later, Wait};
 use crate::processes::{self, workers_of};
 use manyring_config::plan::{Plan, Wanted};
 use manyring_serve::assemble::{AssembleError, Here, Made, Served, listens_at, socket_key};
-use manyring_serve::ports;
+use manyring_serve::interface_watch;
 use manyring_serve::service::{Kept, Whose};
 use manyring_serve::times::DEVICE_OPEN;
 use manyring_transport::vhost_user::{Endpoint, ListenError, serve};
@@ -60,7 +60,7 @@ impl Front {
         let Served { mut endpoint, options, at } = served?;
         let mut has_waited = is_late;
         is_late |= shared.keeps_on;
-        let _looked_after = ports::look_after(made.view(), is_late);
+        let _looked_after = interface_watch::look_after(made.view(), is_late);
         loop {
             if has_waited {
                 // Another process may listen at the path: do not show the device as served yet.

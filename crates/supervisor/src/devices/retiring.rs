@@ -15,8 +15,8 @@
 //! else.
 
 use super::DeviceManager;
-use super::carried::{Outcome, Rest, in_words};
-use super::put_off::PutOff;
+use super::change_in_progress::{Outcome, Rest, in_words};
+use super::pending_changes::PutOff;
 use crate::model::{Change, Done, Entry, Order, Refused, Who, closed};
 use crate::processes::{Awaited, Processes};
 use manyring_config::diff::{Step, What};

@@ -1,13 +1,13 @@
 //! `Front`: accepts the clients of a device, and hands them to the device process that serves it.
 
 mod failures;
-mod handing_off;
+mod hand_off;
 mod reclaim;
 mod source;
 
 pub(super) use reclaim::release;
 
-use super::assigned::AssignedDevice;
+use super::domain_members::AssignedDevice;
 use super::handoff::{AdoptedSession, LingeringIo, Locked};
 use super::journal_store::{Handing, JournalStore};
 use super::process::{DeviceProcess, Unresponsive};

@@ -1,7 +1,7 @@
 //! A `DeviceProcess` without a running process. The fuzz target `supervisor` and tests send
 //! reports to it.
 
-use super::assigned::{AssignedDevice, DomainMembers};
+use super::domain_members::{AssignedDevice, DomainMembers};
 use super::journal_store::JournalStore;
 use super::process::DeviceProcess;
 use super::xen_line::XenLine;

@@ -8,13 +8,13 @@
 //! can make a close take long. The next process of the same disk starts when these are closed and
 //! this process has ended.
 
-use super::begin::{self, Spawned};
+use super::spawner::{self, Spawned};
 use super::stderr_relay::StderrRelay;
 use manyring_engine::{Janitor, aside};
 use manyring_nbd::Connected;
 use manyring_protocol::message::{self, Command, Report};
 use manyring_protocol::nbd::{ExportSpec, NbdFailure, NbdFound, NbdTarget};
-use manyring_serve::assemble::remote::Measurer;
+use manyring_serve::assemble::nbd_host::Measurer;
 use manyring_serve::byte_stream::ByteStream;
 use manyring_serve::channel::{Channel, watched};
 use manyring_serve::credentials;
@@ -128,7 +128,7 @@ impl Measured {
         let Ok(_turn) = free.await else {
             return tell(Err("the process that asked before has not ended".to_owned()));
         };
-        match begin::spawned(arguments).await {
+        match spawner::spawned(arguments).await {
             Ok(spawned) => self.attend(spawned, target, fds, tell).await,
             Err(error) => tell(Err(error.to_string())),
         }

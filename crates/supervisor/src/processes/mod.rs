@@ -30,10 +30,8 @@
 //! connected, and their guests see a pause.
 
 mod answer_deadline;
-mod assigned;
-mod begin;
 mod budgets;
-mod changes;
+mod domain_members;
 mod front;
 #[cfg(any(test, fuzzing))]
 pub mod fuzzing;
@@ -43,16 +41,17 @@ mod lease_holders;
 mod limits;
 mod measuring;
 mod process;
+mod process_state;
+mod process_view;
 mod request_server;
-mod shown;
-mod state;
+mod spawner;
 mod stderr_relay;
 mod switches;
+mod takeover_lock;
 mod workers;
 mod xen_front;
 mod xen_line;
 
-pub use begin::start_next;
 pub(crate) use front::serve;
 pub use handoff::HandoffMessage;
 use handoff::{AdoptedSession, DeviceHandoff, LingeringIo};
@@ -61,16 +60,15 @@ use manyring_serve::times::{
     PROCESS_BRIEF, PROCESS_COUNTERS_WAIT, PROCESS_SHOWN, START_BACKOFF, START_BACKOFF_MAX,
 };
 pub(crate) use measuring::Measuring;
-pub use shown::ProcessInfo;
+pub use process_view::ProcessInfo;
+pub use spawner::start_next;
 pub(crate) use workers::workers_of;
 pub(crate) use xen_front::{
     XenEndings, XenFront, XenHolder, XenLent, XenLentRing, XenMeasures, XenRefusal, XenServed,
 };
 
-use assigned::DomainMembers;
 use budgets::Budgets;
-pub(crate) use changes::Awaited;
-use changes::Changes;
+use domain_members::DomainMembers;
 use journal_store::JournalStore;
 use lease_holders::Leases;
 use limits::Limits;
@@ -81,13 +79,15 @@ use manyring_serve::channel::Channel;
 use manyring_serve::counts::Counts;
 use manyring_serve::device_process::sandbox;
 use process::DeviceProcess;
+use process_state::State;
 use rustix::io::Errno;
-use state::State;
 use std::collections::{BTreeMap, HashMap};
 use std::ffi::OsString;
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
+pub(crate) use takeover_lock::Awaited;
+use takeover_lock::Changes;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
@@ -207,7 +207,7 @@ impl Processes {
         domain: &str,
     ) -> (mpsc::Receiver<Asked>, Vec<AdoptedSession>) {
         let (asks, asked) = mpsc::channel(1);
-        begin::prepare(self.arguments.clone());
+        spawner::prepare(self.arguments.clone());
         let adopted_sessions = self.adopted_sessions().remove(&device.name).unwrap_or_default();
         let owner = adopted_sessions.first().map(|session| session.domain.as_str());
         let domain = owner.unwrap_or(domain).to_owned();
@@ -239,7 +239,7 @@ impl Processes {
 
     /// Starts a warm process for Xen guests.
     fn prepare_xen(&self) {
-        begin::prepare(self.xen_arguments.clone());
+        spawner::prepare(self.xen_arguments.clone());
     }
 
     /// Keeps the front-ends from an earlier supervisor whose devices have a front here, and

@@ -6,10 +6,10 @@ mod reports;
 mod taken_devices;
 
 use super::answer_deadline::Question;
-use super::assigned::{AssignedDevice, DomainMembers, ServedSwitch};
-use super::begin::Spawned;
+use super::domain_members::{AssignedDevice, DomainMembers, ServedSwitch};
 use super::journal_store::{Handing, JournalStore};
-use super::state::State;
+use super::process_state::State;
+use super::spawner::Spawned;
 use manyring_engine::aside;
 use manyring_protocol::message::{self, Command, Report};
 use manyring_serve::assemble::SwitchHost;
@@ -21,7 +21,7 @@ use manyring_serve::outgoing::{MessageFd, OutgoingMessage, Sending, send, sent};
 use manyring_serve::reaper::{has_ended, reap};
 use manyring_serve::threads::Threads;
 use manyring_serve::times::{PROCESS_ANSWER, PROCESS_END, PROCESS_IDLE};
-use manyring_serve::workers::Workers;
+use manyring_serve::worker_view::Workers;
 use quiesce::Quiescing;
 use rustix::fd::OwnedFd;
 use rustix::process::{Signal, pidfd_send_signal};
@@ -315,7 +315,7 @@ impl DeviceProcess {
         arguments: Arc<[OsString]>,
         mut orders: mpsc::Receiver<OutgoingMessage>,
     ) {
-        match super::begin::spawned(arguments).await {
+        match super::spawner::spawned(arguments).await {
             Err(error) => {
                 tracing::error!(process = self.name, %error, "starting the device process failed");
                 self.end("it was not started");

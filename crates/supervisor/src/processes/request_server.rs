@@ -9,13 +9,13 @@
 
 mod connections;
 
-use super::assigned::PendingRequest;
+use super::domain_members::PendingRequest;
 use super::lease_holders::Leases;
 use super::limits::Limits;
 use super::process::DeviceProcess;
 use manyring_protocol::message::{Command, PortFacts, PortFilter, PrivilegedRequest};
 use manyring_protocol::nbd::NbdFailure;
-use manyring_serve::assemble::remote::Remote;
+use manyring_serve::assemble::nbd_host::Remote;
 use manyring_serve::credentials;
 use manyring_serve::outgoing::OutgoingMessage;
 use manyring_serve::times::{FRONT_RETRY, NBD_SHUT, RECLAIM, UPLINK_RETRY};

@@ -11,13 +11,13 @@
 //! So the addresses, VLANs and guards of all ports are there before the first frame of a guest.
 
 use super::Processes;
-use super::assigned::{PendingRequest, ServedSwitch, lock};
+use super::domain_members::{PendingRequest, ServedSwitch, lock};
 use super::handoff::{DeviceHandoff, HandoffMessage};
 use super::lease_holders::Leases;
 use super::limits::Limits;
 use super::process::DeviceProcess;
+use super::process_state::State;
 use super::request_server::{RequestServer, left_of, lent, not_lent};
-use super::state::State;
 use manyring_config::plan::domain_of_switch;
 use manyring_device::Owned;
 use manyring_device::net::{NetSide, OwnedPort};
@@ -233,7 +233,7 @@ impl Processes {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::processes::assigned::DomainMembers;
+    use crate::processes::domain_members::DomainMembers;
     use crate::processes::{Handoff, Serving};
     use manyring_backend::net::tap::lent::Lent;
     use manyring_backend::net::{Port, PortRx, PortTx};

@@ -7,7 +7,7 @@
 //! (docs/design/0012).
 
 use super::Processes;
-use super::assigned::AssignedDevice;
+use super::domain_members::AssignedDevice;
 use super::front::release;
 use super::handoff::{HandoffMessage, Locked};
 use super::journal_store::JournalStore;

@@ -2,7 +2,7 @@
 //! open the image that the tool stack names, to connect queues to the front-end's rings, and to
 //! stop them.
 
-use super::apart::{self, Apart};
+use super::in_device_process::{self, Apart};
 use super::memory::{Bytes, Memory};
 use super::start::{Started, start};
 use super::{Shared, disk_name};
@@ -81,7 +81,7 @@ struct Running {
     /// Dropped after the queues have stopped: until then pages of the domain are mapped.
     _held: (Option<Lender>, Vec<Channel>),
     /// For queues that a device process serves: the resources that stay open here.
-    _kept: Option<apart::Kept>,
+    _kept: Option<in_device_process::Kept>,
 }
 
 impl XenHost {
@@ -249,7 +249,7 @@ impl XenHost {
                 let (served, kept) = apart.start(config, &self.stop).await?;
                 let mut tasks = JoinSet::new();
                 let (commands, leave) = (self.commands.clone(), self.leave.clone());
-                tasks.spawn(apart::follow(served, config.number, commands, leave));
+                tasks.spawn(in_device_process::follow(served, config.number, commands, leave));
                 let (queues, held, kept) = (Vec::new(), (None, Vec::new()), Some(kept));
                 self.running = Some(Running { queues, _tasks: tasks, _held: held, _kept: kept });
                 opened.connected.send_replace(true);

@@ -50,7 +50,7 @@
 mod connect;
 mod event;
 mod open;
-mod tell;
+mod write_nodes;
 
 pub use event::{Action, Change, Event, Negotiated};
 

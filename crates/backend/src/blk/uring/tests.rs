@@ -1,8 +1,8 @@
 //! `uring` and its plain twin `file` do the same, request by request.
 
-mod apart;
 mod direct;
 mod flushes;
+mod guarded_writes;
 mod submitter;
 
 use super::*;

@@ -4,7 +4,7 @@ use super::*;
 use crate::stats::Shown;
 use crate::stats::table::queue_of;
 use manyring_control::snapshot::{DeviceInfo, QueueInfo};
-use manyring_serve::workers::{StuckInfo, WorkerInfo};
+use manyring_serve::worker_view::{StuckInfo, WorkerInfo};
 use ratatui::Terminal;
 use ratatui::backend::TestBackend;
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};

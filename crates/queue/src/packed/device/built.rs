@@ -1,7 +1,7 @@
 //! How the device half of a packed ring is built.
 
 use super::PackedDeviceHalf;
-use super::kept::KeptChains;
+use super::kept_chains::KeptChains;
 use crate::aside::Aside;
 use crate::config::{QueueConfig, RingAreas};
 use crate::error::QueueError;

@@ -1,6 +1,6 @@
 //! A walk along a chain of a packed ring, which keeps its descriptors, and along an indirect table.
 
-use super::kept::FEW;
+use super::kept_chains::FEW;
 use super::{PackedDeviceHalf, counted};
 use crate::error::QueueError;
 use crate::features::RingFeatures;

@@ -5,7 +5,7 @@ use super::predecessor::{
 };
 use super::protocol::{AdoptedSession, HandoffMessage, LingeringIo, Locked};
 use super::{OfXen, Reply, XenBytes};
-use crate::processes::begin;
+use crate::processes::spawner;
 use manyring_engine::{Janitor, aside};
 use manyring_protocol::message;
 use manyring_protocol::nbd::{ExportSpec, NbdTarget};
@@ -59,7 +59,7 @@ impl Handoff {
     /// One line: the supervisor refuses, or cannot be reached.
     pub async fn of(control: &Path, arguments: Vec<OsString>) -> Result<Self, String> {
         let processes = processes_of(control).await;
-        begin::warm_processes(arguments.into(), processes.unwrap_or(1)).await;
+        spawner::warm_processes(arguments.into(), processes.unwrap_or(1)).await;
         let mut name = control.as_os_str().to_owned();
         name.push(format!(".takeover-{}", std::process::id()));
         let path = PathBuf::from(name);

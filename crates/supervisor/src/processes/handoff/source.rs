@@ -2,7 +2,7 @@
 
 use super::Reply;
 use super::protocol::{DeviceHandoff, HandoffMessage};
-use crate::processes::{Asked, Awaited, Processes, Xen, begin};
+use crate::processes::{Asked, Awaited, Processes, Xen, spawner};
 use manyring_engine::{Janitor, aside};
 use manyring_protocol::message;
 use manyring_serve::channel::{Channel, NO_FDS};
@@ -83,7 +83,7 @@ impl Processes {
             tracing::warn!(problem, "takeover refused");
             problem.to_owned()
         };
-        if service.is_managed() && aside(move || begin::is_next(pid)).await != Some(true) {
+        if service.is_managed() && aside(move || spawner::is_next(pid)).await != Some(true) {
             let problem = "the service manager would kill a process that it has not started; send \
                            SIGUSR2 to this daemon instead";
             return Err(refused(problem));

@@ -3,7 +3,7 @@
 //! the supervisor need not wait for the end of the process.
 
 use super::DeviceProcess;
-use crate::processes::state::State;
+use crate::processes::process_state::State;
 use manyring_protocol::message::Command;
 use manyring_serve::times::QUIESCE;
 use rustix::fd::OwnedFd;

@@ -1,9 +1,9 @@
 //! Handles the reports of a device process.
 
 use super::{Device, DeviceProcess, is};
-use crate::processes::assigned::PendingRequest;
+use crate::processes::domain_members::PendingRequest;
 use crate::processes::journal_store::JournalStore;
-use crate::processes::state::State;
+use crate::processes::process_state::State;
 use crate::processes::xen_line::XenLine;
 use manyring_device::net::{Guest, NetSide, OwnedPort};
 use manyring_protocol::message::{PrivilegedRequest, Report};

@@ -1,5 +1,5 @@
 //! controlq: its worker pops commands, one at a time, and a task of the control thread carries them
-//! out (`control.rs`).
+//! out (`commands.rs`).
 //!
 //! ```text
 //! worker:           pop a chain; copy the command out; send it to the task     -> Clerk
@@ -16,7 +16,7 @@
 //!    second at the latest, because a Linux guest spins until then.
 
 use super::Inner;
-use super::control::{Commands, Reply};
+use super::commands::{Commands, Reply};
 use crate::StartError;
 use manyring_engine::stats::QueueStats;
 use manyring_engine::{

@@ -1,7 +1,7 @@
 //! `Carried`: a change that is being carried out, and which of its steps are done.
 
-use super::kept::Keep;
 use super::prepare::{Prepared, Ready};
+use super::saved_devices::Keep;
 use crate::model::Done;
 use manyring_config::diff::{Step, StepInfo};
 use manyring_config::plan::{Plan, Wanted};

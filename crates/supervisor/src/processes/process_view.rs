@@ -3,7 +3,7 @@
 use super::process::DeviceProcess;
 use super::{Processes, Serving};
 use manyring_config::plan::ANY_USER;
-use manyring_serve::workers::Workers;
+use manyring_serve::worker_view::Workers;
 use serde::Serialize;
 use std::sync::Arc;
 

@@ -1,7 +1,7 @@
 //! Serves HTTP/1 to one client, with a timeout for each step.
 
 use crate::client_places::Busy;
-use crate::patient::{Patient, Prompt};
+use crate::client_timeouts::{Patient, Prompt};
 use axum::Router;
 use hyper::Request;
 use hyper::body::Incoming;

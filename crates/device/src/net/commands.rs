@@ -1,6 +1,6 @@
 //! `Commands`: carries out the commands of the control queue (virtio 1.3 §5.1.6.5).
 
-use super::effect::lacking;
+use super::command_effect::lacking;
 use super::pace::{REST, REST_MAX};
 use super::port::HasPort;
 use super::refusal::CtrlRefusal;

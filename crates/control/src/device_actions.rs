@@ -1,8 +1,8 @@
 //! The changes that an operator can ask for: the size of a disk; link, MTU and announcement of a
 //! network device.
 
-use crate::devices::refuse;
-use crate::named::find;
+use crate::device_by_name::find;
+use crate::put_patch_delete::refuse;
 use crate::refusal::{Problem, Refusal, aside};
 use crate::request_parts::{Body, Name, bad};
 use crate::state::State;
