@@ -85,8 +85,6 @@ enum Load {
     Blkio(load::LoadArgs),
     /// Our own driver half.
     Driver(load::LoadArgs),
-    /// Threads, counters and eventfds alone: what sleeping clients of several rings cost.
-    Bare(load::bare::BareArgs),
     /// A Xen disk, by our own front-end in a domain of a simulated Xen.
     Xenblk(load::xenblk::XenBlkLoadArgs),
     /// That Xen, until the standard input ends.
@@ -176,7 +174,6 @@ fn run_load(load: Load) -> Result<(), String> {
     match load {
         Load::Blkio(args) => load::blkio::run(&args.options()).map_err(failed)?.print(args.json),
         Load::Driver(args) => load::driver::run(&args.options()).map_err(failed)?.print(args.json),
-        Load::Bare(args) => load::bare::run(&args).map_err(failed)?.print(true),
         Load::Xenblk(args) => load::xenblk::run(&args).map_err(failed)?.print(args.is_json()),
         Load::Xen(args) => load::xenblk::xen(&args).map_err(failed),
         Load::Net(args) => load::net::run(&args).map_err(failed)?.print(args.json),

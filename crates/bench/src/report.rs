@@ -12,7 +12,7 @@ pub(crate) mod net;
 mod page;
 mod plot;
 mod plots;
-mod references;
+pub(crate) mod references;
 mod tables;
 pub(crate) mod verdict;
 

@@ -1,6 +1,5 @@
 //! Load generators: clients that keep a number of requests in flight and count what comes back.
 
-pub(crate) mod bare;
 pub(crate) mod blkio;
 pub(crate) mod crowd;
 pub(crate) mod driver;

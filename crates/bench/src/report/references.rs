@@ -309,6 +309,7 @@ mod tests {
             assert!((found - expected).abs() < 0.0006, "{scenario}: {found}");
         }
         assert_eq!(geomean(std::iter::empty()), 1.0);
+        assert!((geomean([8.0, 1.0, 1.0].into_iter()) - 2.0).abs() < 1e-9);
     }
 
     fn cell(name: &str, sessions: Option<usize>, pairs: &[usize]) -> CellDocument {

@@ -11,10 +11,10 @@
 
 use super::ScenarioArgs;
 use super::net::{Daemon, NamespaceJoin, NetBench, Ring};
-use super::streams;
-use super::tap_stream::TcpLoad;
+use super::streams::{self, TcpLoad};
 use crate::report::ScenarioReport;
 use crate::report::net::{Compare, NetCell};
+use crate::report::references::geomean;
 use crate::report::verdict::Verdict;
 
 /// Streams at once.
@@ -118,12 +118,6 @@ fn judge(cells: &[NetCell]) -> (String, Vec<String>) {
     (words.join("; "), broken)
 }
 
-#[allow(clippy::cast_precision_loss, reason = "a few cells")]
-fn geomean(values: impl ExactSizeIterator<Item = f64>) -> f64 {
-    let count = values.len().max(1) as f64;
-    (values.map(f64::ln).sum::<f64>() / count).exp()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -137,12 +131,6 @@ mod tests {
             |(pairs, rate)| Party { name: format!("{pairs} pairs"), samples: vec![sample(rate)] };
         let parties = PAIRS.into_iter().zip(rates).map(party).collect();
         NetCell::new((name.to_owned(), 1, "Mbit/s"), parties, Compare::Last)
-    }
-
-    #[test]
-    fn the_mean_of_ratios_is_geometric() {
-        assert!((geomean([2.0, 0.5].into_iter()) - 1.0).abs() < 1e-9);
-        assert!((geomean([8.0, 1.0, 1.0].into_iter()) - 2.0).abs() < 1e-9);
     }
 
     #[test]

@@ -36,8 +36,8 @@ macro_rules! scenarios {
 }
 
 scenarios! {
-    null_blk "null-blk", Needs::NOTHING, 1.0 + 34.0 x 0.3, Cells:
-        "The way to a disk that costs nothing: one queue, then four against one";
+    null_blk "null-blk", Needs::NOTHING, 1.0 + 24.0 x 0.3, Cells:
+        "The way to a disk that costs nothing, by one queue: 1 to 128 requests in flight";
     file_blk "file-blk", Needs::NOTHING, 20.0 + 30.0 x 0.4, Cells:
         "A file, past the page cache and through it: what a back-end adds to its cost";
     nbd_blk "nbd-blk",
@@ -57,8 +57,8 @@ scenarios! {
         "Frames of 64 and 512 bytes to a tap: such as can be merged, and such as cannot";
     tap_stream "tap-stream",
         Needs { is_root: true, programs: &[netns::IP, tap_stream::IPERF3] },
-        1.0 + 32.0 x 1.5, Cells:
-        "TCP through a tap, both ways; 1 to 8 streams by 1, 2 and 4 queue pairs";
+        1.0 + 8.0 x 1.5, Cells:
+        "A TCP stream through a tap, both ways, against a bare loop between two taps";
     tcp_rr "tcp-rr", Needs::NAMESPACES, 1.0 + 8.0 x 1.0, Cells:
         "Requests and responses of 256 bytes through a tap, on 1 and on 100 connections";
     neighbours "neighbours", Needs::NOTHING, 1.0 + 8.0 x 1.0, Abusers:

@@ -26,7 +26,6 @@
 //!    made anew: that is done [`MAKES`] times a round, and each gives a sample.
 
 use super::net::{Beside, NamespaceJoin, NetBench, Road};
-use super::tap_stream::TcpLoad;
 use crate::load::stream::{Page, STREAMS_MAX};
 use crate::measure::{Affinity, busy_seconds, now};
 use crate::netns::address;
@@ -55,6 +54,17 @@ const ROUND_SECONDS: u32 = 60;
 const OTHERS_MAX: f64 = 0.1;
 /// Bytes of a message where the load leaves that open, as iperf3 has it.
 const MESSAGE: usize = 128 << 10;
+
+/// The TCP streams of a load.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct TcpLoad {
+    /// From the host's side to the guest's.
+    pub(super) to_guest: bool,
+    /// Connections.
+    pub(super) sessions: usize,
+    /// Bytes of each write of the sender; `None`: [`MESSAGE`].
+    pub(super) message: Option<usize>,
+}
 
 /// One of the ways, while its streams are there.
 struct Lane {

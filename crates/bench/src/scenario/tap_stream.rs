@@ -1,10 +1,9 @@
 //! `tap-stream`: TCP in segments of up to 64 KiB between two namespaces: through our driver half,
-//! our daemon and its tap, and by a bare loop between two taps; then sessions by queue pairs.
+//! our daemon and its tap, and by a bare loop between two taps. `multiqueue` has several sessions.
 
 use super::ScenarioArgs;
 use super::net::{
-    Beside, Daemon, FRAME_PAGES, NamespaceJoin, NetBench, PartyRun, RING_PAGES, Ring, Road,
-    WHOLE_SECONDS,
+    Beside, FRAME_PAGES, NamespaceJoin, NetBench, PartyRun, RING_PAGES, Ring, Road, WHOLE_SECONDS,
 };
 use crate::measure::Affinity;
 use crate::netns::address;
@@ -16,19 +15,8 @@ use std::process::Command;
 
 /// TCP streams between namespaces.
 pub(super) const IPERF3: (&str, &str) = ("iperf3", "iperf3");
-/// Where the first stream's server listens; the others' follow.
-const FIRST_PORT: u16 = 5201;
-
-/// The TCP streams of a load.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct TcpLoad {
-    /// From the host's side to the guest's.
-    pub(super) to_guest: bool,
-    /// Connections, each of a client and a server of its own.
-    pub(super) sessions: usize,
-    /// Bytes of each write of the sender; `None`: the tool's own choice.
-    pub(super) message: Option<usize>,
-}
+/// Where the server listens.
+const PORT: u16 = 5201;
 
 /// Runs the scenario.
 pub(crate) fn run(args: &ScenarioArgs) -> Result<ScenarioReport<NetCell>, String> {
@@ -36,11 +24,6 @@ pub(crate) fn run(args: &ScenarioArgs) -> Result<ScenarioReport<NetCell>, String
     let mut cells = Vec::new();
     for to_guest in [false, true] {
         cells.push(against_bare(&bench, to_guest)?);
-    }
-    for to_guest in [false, true] {
-        for sessions in if args.smoke { &[2][..] } else { &[1, 2, 4, 8] } {
-            cells.push(by_pairs(&bench, to_guest, *sessions)?);
-        }
     }
     Ok(bench.report("tap-stream", cells))
 }
@@ -52,9 +35,8 @@ fn way(to_guest: bool) -> &'static str {
 /// One stream, one pair, client and joiner on one CPU, back-end and server on the other.
 fn against_bare(bench: &NetBench<'_>, to_guest: bool) -> Result<Option<NetCell>, String> {
     let on = (&bench.client, &bench.server);
-    let load = TcpLoad { to_guest, sessions: 1, message: None };
     let party = |name: &str, way: NamespaceJoin| {
-        let run: PartyRun<'_> = Box::new(move || stream(bench, &way, on, load));
+        let run: PartyRun<'_> = Box::new(move || stream(bench, &way, on, to_guest));
         (name.to_owned(), run)
     };
     let ring = |daemon| NamespaceJoin::Ring(Ring::new(daemon, 1, &["--workers=1"]));
@@ -66,72 +48,40 @@ fn against_bare(bench: &NetBench<'_>, to_guest: bool) -> Result<Option<NetCell>,
     bench.cell((name, 1, "Mbit/s"), &parties, Compare::First)
 }
 
-/// This many streams by 4, 2 and 1 queue pairs, wherever the system puts them.
-fn by_pairs(
-    bench: &NetBench<'_>,
-    to_guest: bool,
-    sessions: usize,
-) -> Result<Option<NetCell>, String> {
-    let load = TcpLoad { to_guest, sessions, message: None };
-    let party = |pairs: u16| {
-        let way = NamespaceJoin::Ring(Ring::new(Daemon::Ours, pairs, &[]));
-        let on = (&bench.everywhere, &bench.everywhere);
-        let run: PartyRun<'_> = Box::new(move || stream(bench, &way, on, load));
-        (format!("manyring, {pairs} pairs"), run)
-    };
-    let name = format!("{}, {sessions} streams by queue pairs", way(to_guest));
-    bench.cell((name, sessions, "Mbit/s"), &[party(4), party(2), party(1)], Compare::Last)
-}
-
-/// Streams for a second, each from a process of its own to one of its own, as netperf has it: one
-/// process that drives all streams in turn never waits for any of them, and is what is measured
-/// then.
-pub(super) fn stream(
+/// A stream for a second, from a process to another one.
+fn stream(
     bench: &NetBench<'_>,
     way: &NamespaceJoin,
     on: (&Affinity, &Affinity),
-    load: TcpLoad,
+    to_guest: bool,
 ) -> Result<NetSample, String> {
     let iperf3 = peer::find(IPERF3).map_err(|e| e.to_string())?;
-    let seconds = WHOLE_SECONDS;
-    let mut road = Road::new(bench, way, on, seconds)?;
-    let ports = || (FIRST_PORT..).take(load.sessions);
-    let start = |port| Beside::start(&mut server(&road, &iperf3, port), on.1);
-    let servers: Vec<Beside> = ports().map(start).collect::<Result<_, _>>()?;
-    for (port, server) in ports().zip(&servers) {
-        server.await_listening((address(super::net::HOST), port))?;
-    }
-    road.begin(&servers);
-    let start = |port| Beside::start(&mut client(&road, &iperf3, load, (port, seconds)), on.0);
-    let clients: Vec<Beside> = ports().map(start).collect::<Result<_, _>>()?;
-    let (mut throughput, mut longest) = (0.0, 0.0_f64);
-    for client in clients {
-        let (rate, seconds) = parse(&client.finish()?)?;
-        throughput += rate;
-        longest = longest.max(seconds);
-    }
-    Ok(NetSample { throughput, ..road.finish(longest, &servers)? })
+    let mut road = Road::new(bench, way, on, WHOLE_SECONDS)?;
+    let server = Beside::start(&mut server(&road, &iperf3), on.1)?;
+    server.await_listening((address(super::net::HOST), PORT))?;
+    let beside = std::slice::from_ref(&server);
+    road.begin(beside);
+    let client = Beside::start(&mut client(&road, &iperf3, to_guest), on.0)?;
+    let (throughput, seconds) = parse(&client.finish()?)?;
+    Ok(NetSample { throughput, ..road.finish(seconds, beside)? })
 }
 
-fn server(road: &Road, iperf3: &Path, port: u16) -> Command {
+fn server(road: &Road, iperf3: &Path) -> Command {
     let mut command = road.host.inside(iperf3);
     command
         .args(["--server", "--one-off", "--bind", &address(super::net::HOST)])
-        .arg(format!("--port={port}"));
+        .arg(format!("--port={PORT}"));
     command
 }
 
-fn client(road: &Road, iperf3: &Path, load: TcpLoad, (port, seconds): (u16, u32)) -> Command {
+fn client(road: &Road, iperf3: &Path, to_guest: bool) -> Command {
     let mut command = road.guest.inside(iperf3);
     command
         .args(["--json", "--connect-timeout=2000", "--client", &address(super::net::HOST)])
-        .arg(format!("--port={port}"))
-        .arg(format!("--time={seconds}"));
-    if load.to_guest {
+        .arg(format!("--port={PORT}"))
+        .arg(format!("--time={WHOLE_SECONDS}"));
+    if to_guest {
         command.arg("--reverse");
-    }
-    if let Some(bytes) = load.message {
-        command.arg(format!("--length={bytes}"));
     }
     command
 }
