@@ -13,6 +13,7 @@ mod page;
 mod plot;
 mod plots;
 pub(crate) mod references;
+pub(crate) mod rows;
 mod tables;
 pub(crate) mod verdict;
 
@@ -173,6 +174,22 @@ impl<C: Serialize> Found for (ScenarioReport<C>, Verdict) {
     fn verdict(&self) -> Option<&Verdict> {
         Some(&self.1)
     }
+}
+
+/// The tables of the references, for a terminal: the cells that repeat theirs, or all where a table
+/// of theirs stands beside the scenario as a whole; and that table.
+pub(crate) fn references_text(scenario: &ScenarioDocument) -> String {
+    let mut own = scenario.clone();
+    let is_theirs = |cell: &document::CellDocument| {
+        let mut parties = cell.parties.iter();
+        parties.any(|p| references::beside_party(&scenario.name, cell, &p.name).is_some())
+    };
+    if own.report.cells.iter().any(is_theirs) {
+        own.report.cells.retain(is_theirs);
+    }
+    let theirs = references::beside(&scenario.name).iter();
+    let theirs = theirs.map(|one| format!("{}\n{}", one.title, tables::of_reference(one).text()));
+    text(&own) + &theirs.collect::<String>()
 }
 
 /// The tables of a scenario, for a terminal.

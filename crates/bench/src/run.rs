@@ -3,9 +3,9 @@
 use crate::measure::{machine, now};
 use crate::plan::{self, Cost};
 use crate::progress;
-use crate::report;
 use crate::report::document::{Machine, RunDocument, ScenarioDocument as Entry, quoted};
 use crate::report::files;
+use crate::report::{self, rows};
 use crate::scenario::ScenarioArgs;
 use crate::scenario::registry::{self, Scenario};
 use clap::Args;
@@ -16,7 +16,8 @@ use std::time::{SystemTime, UNIX_EPOCH};
 /// `manyring-bench run ..`
 #[derive(Args, Debug)]
 pub(crate) struct BenchArgs {
-    /// Scenarios of `manyring-bench list`, or `all`.
+    /// Scenarios of `manyring-bench list`, `all`, or `references`: the tables of the documents
+    /// alone, and which rows of README hold.
     #[arg(required = true, value_name = "SCENARIO")]
     names: Vec<String>,
     /// Write the document as a page, as CSV and as JSON into this folder.
@@ -25,6 +26,15 @@ pub(crate) struct BenchArgs {
     #[command(flatten)]
     options: ScenarioArgs,
 }
+
+impl BenchArgs {
+    fn is_of_references(&self) -> bool {
+        self.names.iter().any(|name| name == REFERENCES)
+    }
+}
+
+/// The name of the scenarios that have a table of one of the documents.
+const REFERENCES: &str = "references";
 
 /// Runs the scenarios. The results of those that have finished are printed and written even if
 /// others fail, or a signal ends the run.
@@ -60,8 +70,10 @@ pub(crate) fn run(args: &BenchArgs) -> Result<(), String> {
         progress::end();
         match outcome {
             Ok(entry) => {
-                if !args.options.json {
-                    print!("{}", report::text(&entry));
+                match (args.options.json, args.is_of_references()) {
+                    (true, _) => {}
+                    (false, true) => print!("{}", report::references_text(&entry)),
+                    (false, false) => print!("{}", report::text(&entry)),
                 }
                 failed.extend(entry.broken.iter().cloned());
                 document.scenarios.push(entry);
@@ -81,6 +93,8 @@ pub(crate) fn run(args: &BenchArgs) -> Result<(), String> {
     if args.options.json {
         let text = serde_json::to_string_pretty(&document).map_err(|e| e.to_string())?;
         println!("{text}");
+    } else if args.is_of_references() {
+        print!("{}", rows::text(&document));
     }
     write(args, &document)?;
     if let Some(folder) = &args.report {
@@ -109,6 +123,11 @@ fn chosen(names: &[String]) -> Result<Vec<&'static dyn Scenario>, String> {
         return Ok(registry::ALL.to_vec());
     }
     let mut chosen: Vec<&'static dyn Scenario> = Vec::new();
+    let names = names.iter().map(String::as_str);
+    let names = names.flat_map(|name| match name {
+        REFERENCES => rows::SCENARIOS.to_vec(),
+        name => vec![name],
+    });
     for name in names {
         let scenario = registry::find(name).ok_or_else(|| {
             format!("no scenario is called {name}; `manyring-bench list` names them")

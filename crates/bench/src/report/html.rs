@@ -99,6 +99,10 @@ impl Table {
         self.lines.push(TableLine::Row(cells.collect()));
     }
 
+    pub(crate) fn is_empty(&self) -> bool {
+        self.lines.is_empty()
+    }
+
     /// The table as an element of a page.
     pub(crate) fn html(&self) -> String {
         let span = self.heads.len();

@@ -7,7 +7,7 @@ use super::compare::{CellPair, Comparison, Row, Verdict, number};
 use super::document::{RunDocument, ScenarioDocument};
 use super::html::{Table, Td, escaped, page};
 use super::plot::{Kind, Plot};
-use super::tables::td;
+use super::rows::{self, Judged};
 use super::{plots, references, tables};
 use crate::plan;
 use std::fmt::Write as _;
@@ -15,6 +15,8 @@ use std::fmt::Write as _;
 /// The page of a run.
 pub(crate) fn of_run(document: &RunDocument) -> String {
     let mut body = head(document);
+    body.push_str(&verdict(document));
+    body.push_str(&all_plots(document));
     body.push_str(&how_to_read());
     for scenario in &document.scenarios {
         body.push_str(&section(scenario));
@@ -42,7 +44,9 @@ fn head(document: &RunDocument) -> String {
         let name = escaped(&scenario.name);
         let _ = write!(text, "<a href=\"#{name}\">{name}</a> ");
     }
-    text.push_str("<a href=\"#machine\">the machine itself</a></nav>\n");
+    text.push_str(
+        "<a href=\"#plots\">plots</a> <a href=\"#machine\">the machine itself</a></nav>\n",
+    );
     for sentence in left_out {
         let _ = writeln!(text, "<p class=\"bad\">Left out: {}</p>", escaped(sentence));
     }
@@ -59,7 +63,46 @@ fn how_to_read() -> String {
         .to_owned()
 }
 
-/// A scenario: its sentence, its table, its plots.
+/// What was promised, and whether it was kept: by scenario, and by rows of README.
+fn verdict(document: &RunDocument) -> String {
+    let mut text = String::from("<h2 id=\"verdict\">Verdict</h2>\n");
+    let mut table = Table::new(["promise", "verdict", "figures"].map(Td::word).into());
+    for scenario in &document.scenarios {
+        let broken = scenario.broken.iter().map(|broken| ("A promise is broken", "worse", broken));
+        let kept = scenario.kept.iter().map(|kept| ("kept", "better", kept));
+        for (word, class, figures) in broken.chain(kept) {
+            table.row([Td::word(&scenario.name), Td::word(word).class(class), Td::word(figures)]);
+        }
+    }
+    for Judged { row, holds, words } in rows::judge(document) {
+        let (word, class) = match holds {
+            Some(true) => ("holds", "better"),
+            Some(false) => ("does not hold", "worse"),
+            None => continue,
+        };
+        table.row([Td::word(row), Td::word(word).class(class), Td::word(words)]);
+    }
+    if table.is_empty() {
+        text.push_str("<p>No scenario of this run promises anything.</p>\n");
+        return text;
+    }
+    text + &table.html()
+}
+
+/// The plots of all scenarios.
+fn all_plots(document: &RunDocument) -> String {
+    let mut text = String::from("<h2 id=\"plots\">The plots</h2>\n");
+    for scenario in &document.scenarios {
+        let (name, plots) = (escaped(&scenario.name), plots::of(scenario));
+        if !plots.is_empty() {
+            let _ = writeln!(text, "<h3><a href=\"#{name}\">{name}</a></h3>");
+            text.push_str(&figures(&plots));
+        }
+    }
+    text
+}
+
+/// A scenario: its sentence, its table, what stands beside it, and its histograms.
 fn section(scenario: &ScenarioDocument) -> String {
     let name = escaped(&scenario.name);
     let mut text = format!("<h2 id=\"{name}\">{name}</h2>\n<p>{}.</p>\n", escaped(&scenario.about));
@@ -72,22 +115,13 @@ fn section(scenario: &ScenarioDocument) -> String {
         plan::about(scenario.took_seconds),
         escaped(&scenario.command)
     );
-    for broken in &scenario.broken {
-        let _ = writeln!(text, "<p class=\"bad\">A promise is broken: {}</p>", escaped(broken));
-    }
     text.push_str(&tables::of(scenario).html());
     text.push_str(&tables::geomeans(scenario));
     for beside in references::beside(&scenario.name) {
         let _ =
             write!(text, "<h3>{}</h3>\n<p>{}</p>\n", escaped(beside.title), escaped(beside.about));
-        let head = |(index, head): (usize, &&str)| td(index > 0, head);
-        let mut table = Table::new(beside.heads.iter().enumerate().map(head).collect());
-        for row in beside.rows {
-            table.row(row.iter().enumerate().map(|(index, cell)| td(index > 0, cell)));
-        }
-        text.push_str(&table.html());
+        text.push_str(&tables::of_reference(beside).html());
     }
-    text.push_str(&figures(&plots::of(scenario)));
     let latencies = plots::latencies(scenario);
     if !latencies.is_empty() {
         let _ = write!(
@@ -238,7 +272,7 @@ mod tests {
             "ref. Mbit/s",
             "title=\"100 to 200 in 3 rounds\">150<",
             "--only=&#39;guest to host, 2 streams by queue pairs&#39;",
-            "&lt;promise&gt;",
+            "broken</td><td>&lt;promise&gt;",
             "apt-get install fio",
             "not measured here",
             "<td class=\"ref\">1.05x</td>",
@@ -248,6 +282,9 @@ mod tests {
             assert!(page.contains(there), "{there} is not in {page}");
         }
         assert_eq!((page.matches("<figure>").count(), page.matches("<svg").count()), (4, 4));
+        let at = |words: &str| page.find(words).unwrap();
+        let order = ["&lt;promise&gt;", "<figure>", "<table>\n<thead><tr><th>party"].map(at);
+        assert!(order.is_sorted(), "verdict, plots, tables: {order:?}");
         assert_eq!(page.matches("g2local_default, 4 queues").count(), 4);
         assert_eq!(page.matches("g2local_default, 1 queues, 4 virtual CPUs").count(), 4);
     }

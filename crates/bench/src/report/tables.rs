@@ -5,6 +5,7 @@ use super::columns::{self, ColumnHead, KNOWN};
 use super::compare::number;
 use super::document::{CellDocument, PartyDocument, ScenarioDocument};
 use super::html::{Table, Td};
+use super::references::ReferenceTable;
 use super::{Distance, Spread, references};
 use serde_json::{Map, Value};
 
@@ -48,8 +49,15 @@ pub(super) fn geomeans(scenario: &ScenarioDocument) -> String {
     format!("<h3>Whether more queues ever cost something</h3>\n{}", table.html())
 }
 
-pub(super) fn td(is_number: bool, text: &str) -> Td {
-    if is_number { Td::number(text) } else { Td::word(text) }
+/// A table of a reference, as it is.
+pub(super) fn of_reference(beside: &ReferenceTable) -> Table {
+    let cells = |row: &[&str]| -> Vec<Td> {
+        let words = row.iter().take(1).map(|word| Td::word(*word));
+        words.chain(row.iter().skip(1).map(|number| Td::number(*number))).collect()
+    };
+    let mut table = Table::new(cells(beside.heads));
+    beside.rows.iter().for_each(|row| table.row(cells(row)));
+    table
 }
 
 /// The table of a scenario: `party | sessions | throughput | cpu | normalized`, what else there is,
