@@ -125,13 +125,13 @@ impl PortGrant {
             (PortSpec::Interface { .. } | PortSpec::Xdp, None) => None,
         };
         let facts = facts.ok_or("supervisor: a device without the queues of its interface")?;
-        let lent = lent(facts, queues, queue_pairs + usize::from(merge.is_none()))?;
+        let lent = lent(facts, queues, (queue_pairs, merge.is_none()))?;
         let opened = match merge {
             Some(merge) => LentPort::new(lent, merge, owner).map(|port| {
                 let port = Arc::new(port);
                 Self { port: port.clone(), lent: Some(LentInterface::Tap(port)) }
             }),
-            None => xdp(lent, owner).map(|port| {
+            None => xdp(lent, queue_pairs, owner).map(|port| {
                 let port = Arc::new(port);
                 Self { port: port.clone(), lent: Some(LentInterface::Xdp(port)) }
             }),
@@ -177,7 +177,10 @@ impl LentInterface {
 
 /// The port on lent sockets of AF_XDP. A process that cannot map them now serves its other devices,
 /// and this one without its interface until it can.
-fn xdp(lent: Lent, owner: Arc<dyn Owner>) -> Result<XdpLentPort, Errno> {
+fn xdp(lent: Lent, queue_pairs: usize, owner: Arc<dyn Owner>) -> Result<XdpLentPort, Errno> {
+    if lent.queues.is_empty() {
+        return XdpLentPort::waiting(lent, queue_pairs, owner);
+    }
     let Lent { facts, queues, table: _ } = lent;
     let copies = queues.iter().map(|queue| rustix::io::fcntl_dupfd_cloexec(queue, 0));
     let copies = copies.collect::<Result<Vec<_>, _>>();
@@ -189,17 +192,23 @@ fn xdp(lent: Lent, owner: Arc<dyn Owner>) -> Result<XdpLentPort, Errno> {
         Err(error @ (Errno::MFILE | Errno::NFILE | Errno::NOMEM)) => {
             let interface = &facts.interface;
             tracing::warn!(interface, %error, "opening its AF_XDP sockets failed; retrying");
-            XdpLentPort::waiting(Lent { facts, queues, table: None }, owner)
+            XdpLentPort::waiting(Lent { facts, queues, table: None }, queue_pairs, owner)
         }
         opened => opened,
     }
 }
 
-/// Sorts the descriptors of an interface: `count` queues, and behind them the BPF map of the
-/// steering table, if `facts` has its key.
-fn lent(facts: PortFacts, mut queues: Vec<OwnedFd>, count: usize) -> Result<Lent, String> {
+/// Sorts the descriptors of an interface: a queue for each pair, and behind them the BPF map of the
+/// steering table, if `facts` has its key. Of AF_XDP: sockets, and behind them their memory; or
+/// none, while the interface is gone.
+fn lent(
+    facts: PortFacts,
+    mut queues: Vec<OwnedFd>,
+    (queue_pairs, is_xdp): (usize, bool),
+) -> Result<Lent, String> {
     let table = facts.table_key.and_then(|key| Some(LentTable { map: queues.pop()?, key }));
-    if queues.len() != count {
+    let count = queue_pairs + usize::from(is_xdp);
+    if queues.len() != count && !(is_xdp && queues.is_empty()) {
         return Err(format!("supervisor: {} descriptors for {count}", queues.len()));
     }
     Ok(Lent { facts: facts_of(facts), queues, table })

@@ -70,22 +70,33 @@ pub(super) fn handed(
 
 /// Returns the file descriptors of a device for the next supervisor: the open file description that
 /// holds an image's lock or a disk's memory, or the queues of a tap. Each inner list goes into one
-/// message. May block.
-pub(super) fn left_of(owned: &Owned) -> Result<Vec<Vec<OwnedFd>>, Errno> {
+/// message.
+///
+/// # Errors
+/// One line: no descriptor is free.
+pub(super) async fn left_of(owned: &Owned) -> Result<Vec<Vec<OwnedFd>>, String> {
+    let failed = |errno: Errno| errno.to_string();
     match owned {
         Owned::Disk(host) | Owned::XenDisk(host) => {
-            let disk = host.disk();
-            let left = match disk.image() {
-                Some(image) => Some(image.hand_off()?),
-                None => disk.hand_memory()?,
-            };
+            let disk = host.disk().clone();
+            let left = aside(move || match disk.image() {
+                Some(image) => image.hand_off().map(Some),
+                None => disk.hand_memory(),
+            });
+            let left = left.await.ok_or("internal error")?.map_err(failed)?;
             Ok(left.map(|fd| vec![fd]).into_iter().collect())
         }
         // A macvtap is not handed over: every process can open queues of it.
-        Owned::Port(net) if net.port().kind() != "tap" || net.port().is_gone() => Ok(Vec::new()),
+        Owned::Port(net) if net.port().kind() != "tap" => Ok(Vec::new()),
         Owned::Port(net) => {
-            let lent = net.port().lend(&|| true).transpose()?;
-            let mut queues = lent.map_or(Vec::new(), |lent| lent.queues);
+            let port = net.port().clone();
+            if aside(move || port.is_gone()).await != Some(false) {
+                return Ok(Vec::new());
+            }
+            // In its turn: an earlier lending, which nobody waits for, or a joining may be under
+            // way.
+            let (_, lent) = net.lend().await;
+            let mut queues = lent.map_err(failed)?.map_or(Vec::new(), |lent| lent.queues);
             let mut left = Vec::new();
             while !queues.is_empty() {
                 let rest = queues.split_off(queues.len().min(QUEUES_MAX));
@@ -419,6 +430,8 @@ async fn renewal(net: Arc<OwnedPort>, process: String) -> (u64, Lending) {
             Err(error) => Err(error),
         };
         match lending {
+            // AF_XDP has no sockets while its interface is gone: the next look finds that.
+            Ok((_, (Some(_), queues))) if queues.is_empty() => {}
             Ok(lending) => return lending,
             Err(error) if !std::mem::replace(&mut is_told, true) => {
                 let problem = "sending its queues to the device process failed; retrying";

@@ -209,9 +209,7 @@ impl Processes {
                 process.end_yielding("a takeover by another daemon is under way").await;
             }
             drop(host.unlent().await);
-            let owned = Owned::Port(uplink);
-            let left = aside(move || left_of(&owned)).await.ok_or("internal error")?;
-            for fds in left.map_err(|errno| errno.to_string())? {
+            for fds in left_of(&Owned::Port(uplink)).await? {
                 let device = domain.clone();
                 let fds = fds.into_iter().map(Into::into).collect();
                 share.push((HandoffMessage::Queues { device }, fds));

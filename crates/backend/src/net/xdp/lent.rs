@@ -58,10 +58,19 @@ impl LentSockets {
     /// # Errors
     /// `EMSGSIZE`: no chunk holds such a frame. `ENOBUFS`: the host does not allow to lock so much
     /// memory.
-    pub(super) fn make(count: usize, frame_size: u32) -> Result<(Self, OwnedFd), Errno> {
+    /// `ECANCELED`: nobody waits for the sockets.
+    pub(super) fn make(
+        count: usize,
+        frame_size: u32,
+        is_wanted: &dyn Fn() -> bool,
+    ) -> Result<(Self, OwnedFd), Errno> {
         let chunk = chunk_size(frame_size)?;
         let memory = memory(count)?;
         let sockets = (0..count).map(|index| {
+            // To pin the pages takes long, and as much of the host's memory as for a served guest.
+            if !is_wanted() {
+                return Err(Errno::CANCELED);
+            }
             let part = Mapping::of_file(&memory, place(index), MEMORY_SIZE.into());
             // The kernel has pinned the pages when this returns, so the mapping is not needed any
             // more.
@@ -93,7 +102,7 @@ impl LentSockets {
         interface: u32,
         is_wanted: &dyn Fn() -> bool,
     ) -> Result<(), Errno> {
-        if interface == 0 || release() < MAPS_BOUND {
+        if release() < MAPS_BOUND {
             return Ok(());
         }
         let count = self.sockets.len();
@@ -145,7 +154,9 @@ impl XdpPort {
     }
 
     /// Makes new sockets for another process, once no other process has copies of those that were
-    /// lent before. May block, for five seconds if a queue is busy.
+    /// lent before. While the interface is gone there are no sockets: whoever has one that is not
+    /// bound could bind it to any queue of the host. May block, for five seconds if a queue is
+    /// busy.
     pub(super) fn lent(&self, is_wanted: &dyn Fn() -> bool) -> Result<Lent, Errno> {
         let _turn = self.lending();
         if !is_wanted() {
@@ -158,11 +169,8 @@ impl XdpPort {
         // has its number by now.
         let _ = self.is_gone();
         let interface = self.shared.index.load(Ordering::Relaxed);
-        self.shared.state().former.free();
         let mtu = self.shared.mtu.load(Ordering::Relaxed);
-        let made = LentSockets::make(self.options.queue_pairs, u32::from(mtu) + AROUND);
-        let (mut sockets, memory) = made?;
-        sockets.bind_early(interface, is_wanted)?;
+        let frame_size = u32::from(mtu) + AROUND;
         let facts = Facts {
             interface: self.options.name.clone(),
             is_macvtap: false,
@@ -170,8 +178,15 @@ impl XdpPort {
             mtu: Some(mtu),
             can_hash: false,
             host_filter: self.host_filter(),
-            chunk: Some(sockets.chunk),
+            chunk: Some(chunk_size(frame_size)?),
         };
+        if interface == 0 {
+            return Ok(Lent { facts, queues: Vec::new(), table: None });
+        }
+        self.shared.state().former.free();
+        let (mut sockets, memory) =
+            LentSockets::make(self.options.queue_pairs, frame_size, is_wanted)?;
+        sockets.bind_early(interface, is_wanted)?;
         let queues = sockets.copies()?.into_iter().chain([memory]).collect();
         if !is_wanted() {
             return Err(Errno::CANCELED);
@@ -263,20 +278,23 @@ impl XdpLentPort {
         Ok(Self { interface, pairs, owner, state, mtu: AtomicU16::new(mtu.unwrap_or(0)) })
     }
 
-    /// As [`Self::new`], for sockets that cannot be mapped now: the port begins as if its interface
-    /// were gone, and [`Port::join_again`] maps them.
+    /// As [`Self::new`], for sockets of `queue_pairs` pairs that cannot be mapped now: the port
+    /// begins as if its interface were gone, and [`Port::join_again`] maps them. Without sockets
+    /// the interface of the owner is gone, and they come later, by [`Self::renew`].
     ///
     /// # Errors
     /// `EINVAL`: as for [`Self::new`]. Any other: the host has no descriptor for the pairs.
-    pub fn waiting(lent: Lent, owner: Arc<dyn Owner>) -> Result<Self, Errno> {
+    pub fn waiting(lent: Lent, queue_pairs: usize, owner: Arc<dyn Owner>) -> Result<Self, Errno> {
         let Lent { facts, queues, table: _ } = lent;
-        let chunk = facts.chunk.ok_or(Errno::INVAL)?;
-        let (count, host_filter) = (queues.len().saturating_sub(1), facts.host_filter);
-        if count == 0 {
+        let (chunk, host_filter) = (facts.chunk, facts.host_filter);
+        if queue_pairs == 0 {
             return Err(Errno::INVAL);
         }
-        let port = Self::with(facts, (0..count).map(|_| None).collect(), owner)?;
-        port.renew(queues, Some(chunk), host_filter)?;
+        let port = Self::with(facts, (0..queue_pairs).map(|_| None).collect(), owner)?;
+        match queues.is_empty() {
+            true => port.lose(),
+            false => port.renew(queues, chunk, host_filter)?,
+        }
         Ok(port)
     }
 

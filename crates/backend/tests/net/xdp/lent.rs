@@ -207,25 +207,32 @@ fn a_borrower_whose_next_interface_has_longer_frames_uses_the_chunks_of_that_int
 }
 
 #[test]
-fn while_an_interface_is_gone_sockets_are_lent_once() {
+fn while_an_interface_is_gone_no_sockets_are_lent_and_its_next_one_has_some() {
     in_own_space(|| {
         make_veth("");
         let owner = lending("v0", 1);
         let first = borrowed(&owner);
         run("ip link del v0");
         wait_until_gone("v0");
-        assert!(owner.is_gone());
-        let second = borrowed(&owner);
+        // The owner may have noticed that its interface is gone, or not yet.
         for _ in 0..3 {
+            let lent = owner.lend(&|| true).unwrap().unwrap();
+            assert!(lent.queues.is_empty(), "a socket could be bound to any other queue");
+            let port = XdpLentPort::waiting(lent, 1, Arc::new(Local(owner.clone()))).unwrap();
+            assert!(port.waits() && port.is_gone() && port.queue_pairs() == 1);
+            assert!(matches!(port.join_again(), Err(TapError::Missing(_))));
             assert!(owner.is_gone());
-            assert_eq!(owner.lend(&|| true).unwrap().err(), Some(Errno::BUSY));
         }
+        let lent = owner.lend(&|| true).unwrap().unwrap();
+        let port = XdpLentPort::waiting(lent, 1, Arc::new(Local(owner.clone()))).unwrap();
         make_veth("");
         owner.join_again().unwrap();
-        let port = borrowed(&owner);
+        let Lent { facts, queues, .. } = owner.lend(&|| true).unwrap().unwrap();
+        port.renew(queues, facts.chunk, facts.host_filter).unwrap();
+        port.join_again().unwrap();
         port.set_attached(0, true).unwrap();
         echoes(&port, 0, 100);
-        drop((first, second));
+        drop(first);
     });
 }
 
@@ -245,6 +252,11 @@ fn a_lending_that_nobody_waits_for_takes_nothing_from_the_process_that_has_socke
         let is_wanted = || looks.fetch_add(1, Ordering::Relaxed) < 2;
         assert_eq!(owner.lend(&is_wanted).unwrap().err(), Some(Errno::CANCELED));
         assert_eq!(looks.load(Ordering::Relaxed), 3);
+        // Or when the first of many is made.
+        let looks = AtomicUsize::new(0);
+        let is_wanted = || looks.fetch_add(1, Ordering::Relaxed) < 1;
+        assert_eq!(owner.lend(&is_wanted).unwrap().err(), Some(Errno::CANCELED));
+        assert_eq!(looks.load(Ordering::Relaxed), 2);
         let next = borrowed(&owner);
         next.set_attached(0, true).unwrap();
         echoes(&next, 0, 100);
@@ -256,8 +268,9 @@ fn sockets_that_are_lent_while_another_interface_is_joined_are_not_taken_for_tho
     in_own_space(|| {
         make_veth("");
         let owner = lending("v0", 1);
-        // Before the sockets are made, before they are bound, and before they are handed out.
-        for at in 0..3 {
+        // Before the memory is made, before a socket is made, before it is bound, and before it is
+        // handed out.
+        for at in 0..4 {
             let looks = AtomicUsize::new(0);
             let joins = || {
                 if looks.fetch_add(1, Ordering::Relaxed) == at {
@@ -299,7 +312,7 @@ fn sockets_that_cannot_be_mapped_now_stay_for_the_next_try() {
         // A process that cannot map them when it gets the device.
         wait_for("nobody has former sockets", || owner.is_let_go() == Ok(true));
         let lent = owner.lend(&|| true).unwrap().unwrap();
-        let port = XdpLentPort::waiting(lent, Arc::new(Local(owner.clone()))).unwrap();
+        let port = XdpLentPort::waiting(lent, 1, Arc::new(Local(owner.clone()))).unwrap();
         assert!(port.waits() && port.is_gone());
         port.set_attached(0, true).unwrap();
         port.set_attached(0, false).unwrap();

@@ -90,9 +90,7 @@ impl Front<'_> {
             let (device, (target, told)) = (device.clone(), remote.left());
             (HandoffMessage::Export { device, target, told }, Vec::new())
         }));
-        let owned = self.part.owned.clone();
-        let left = aside(move || left_of(&owned)).await.ok_or("internal error")?;
-        let left = left.map_err(|errno| errno.to_string())?;
+        let left = left_of(&self.part.owned).await?;
         let is_disk = self.net().is_none();
         for fds in left {
             let device = device.clone();
