@@ -18,6 +18,7 @@ mod pace;
 mod requests;
 mod saved_session;
 pub mod session;
+mod session_end;
 mod socket;
 mod socket_error;
 mod transfer;
