@@ -1,21 +1,22 @@
-//! `Question`: the deadline for a device process's answer to a ping or a request for counters.
-//! After `PROCESS_ANSWER` the supervisor kills the process; after `PROCESS_COUNTERS_WAIT` it shows
-//! the process as unresponsive (`mod.rs`).
+//! `AnswerDeadline`: the deadline for a device process's answer to a ping or a request for
+//! counters. After `PROCESS_ANSWER` the supervisor kills the process; after `PROCESS_COUNTERS_WAIT`
+//! it shows the process as unresponsive (`mod.rs`).
 
 use manyring_protocol::message::{Command, Report};
 use manyring_serve::times::PROCESS_ANSWER;
 use tokio::time::{Instant, sleep_until};
 
-/// The questions that a device process has not answered yet.
+/// The deadline for the pings and requests for counters (questions) that a device process has not
+/// answered yet.
 #[derive(Debug, Default)]
-pub(super) struct Question {
+pub(super) struct AnswerDeadline {
     /// The number of the last question, and when the process last answered or was first asked.
     asked: Option<(u64, Instant)>,
     /// Half of `PROCESS_ANSWER` has passed without an answer.
     is_late: bool,
 }
 
-impl Question {
+impl AnswerDeadline {
     /// True if an answer is due.
     pub(super) fn is_asked(&self) -> bool {
         self.asked.is_some()

@@ -1,5 +1,6 @@
 //! `Front`: accepts the clients of a device, and hands them to the device process that serves it.
 
+mod assign;
 mod failures;
 mod hand_off;
 mod reclaim;
@@ -7,21 +8,16 @@ mod source;
 
 pub(super) use reclaim::release;
 
-use super::domain_members::AssignedDevice;
 use super::handoff::{AdoptedSession, LingeringIo, Locked};
 use super::journal_store::{Handing, JournalStore};
-use super::process::{DeviceProcess, Unresponsive};
-use super::request_server::{RequestServer, handed};
-use super::{Asked, Processes, request_server};
+use super::process::DeviceProcess;
+use super::{Asked, Processes};
 use failures::Failures;
 use manyring_backend::blk::{Ending, Marks};
 use manyring_config::plan::{ANY_USER, Wanted};
-use manyring_device::Owned;
 use manyring_device::blk::Resize;
 use manyring_device::net::{NetSide, OwnedPort};
 use manyring_engine::{ForeignFd, StandIns, aside};
-use manyring_protocol::message::{Command, PortFacts};
-use manyring_protocol::spec::DeviceSpec;
 use manyring_serve::assemble::Part;
 use manyring_serve::channel::watched;
 use manyring_serve::counts::Counts;
@@ -37,11 +33,6 @@ use tokio::io::Interest;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
-
-/// The error for a kind of device that no device process serves.
-const UNSERVED: &str = "no device process serves a device of this kind";
-/// Why a device is given to no device process now.
-const TAKEN_OVER: &str = "a takeover by another daemon is under way";
 
 /// Serves a device from a device process until `stop` turns true.
 ///
@@ -220,15 +211,6 @@ enum Next {
     Asked(Asked),
 }
 
-/// The spec and the file descriptors that a device process gets to serve a device.
-struct DeviceGrant {
-    spec: DeviceSpec,
-    port: Option<PortFacts>,
-    joins: Option<u64>,
-    fds: Vec<OwnedFd>,
-    marks: Option<Marks>,
-}
-
 impl Front<'_> {
     /// Waits for the next event: requests first, then the end of the device process, then clients.
     /// One client waits in `waiting`, others in the kernel's backlog.
@@ -362,29 +344,6 @@ impl Front<'_> {
         self.part.view.connected.send_replace(false);
     }
 
-    /// Returns the device process of a domain, with the device; `None`: giving it the device
-    /// failed.
-    async fn given(&mut self, domain: &str) -> Option<Arc<DeviceProcess>> {
-        let device = self.wanted.plan().name.as_str();
-        self.processes.assign(device, domain);
-        loop {
-            let process = self.processes.of(domain).await?;
-            if process.has(device) {
-                return Some(process);
-            }
-            match self.give(&process).await {
-                Ok(()) => return Some(process),
-                Err(_) if self.processes.is_paused() => return None,
-                // The process ended before it got the device: the next one gets it.
-                Err(_) if !process.serves() => {}
-                Err(error) => {
-                    self.log_failed_start(domain, &error);
-                    return None;
-                }
-            }
-        }
-    }
-
     /// Makes the disk smaller when no request of a device process is in flight: a write in flight
     /// would make the file grow again. The next device process serves the same front-ends, and
     /// notifies their guests of the new size.
@@ -409,88 +368,8 @@ impl Front<'_> {
         Ok(format!("{ANY_USER}{}", peer.uid.as_raw()))
     }
 
-    /// Gives the device to a process, once no former process has a request or descriptor of it.
-    async fn give(&mut self, process: &Arc<DeviceProcess>) -> Result<(), String> {
-        let processes = self.processes;
-        // Same domain: reads that the former process left in flight may still write into this
-        // guest's memory. Wait for them.
-        let reads = self.owner.as_deref() == Some(process.name());
-        tokio::select! {
-            is_let_go = self.release(reads) => is_let_go?,
-            () = processes.paused() => return Err(TAKEN_OVER.to_owned()),
-        }
-        if let Some(net) = self.net() {
-            tokio::select! {
-                is_let_go = request_server::let_go(net, self.owner.as_deref()) => is_let_go?,
-                () = processes.paused() => return Err(TAKEN_OVER.to_owned()),
-            }
-        }
-        self.processes.unless_paused(self.journals.closes()).await;
-        processes.unless_paused(process.knows_ports()).await;
-        let mut grant = tokio::select! {
-            grant = self.grant() => grant?,
-            () = processes.paused() => return Err(TAKEN_OVER.to_owned()),
-        };
-        grant.fds.insert(0, self.counts.begin().map_err(|errno| errno.to_string())?);
-        let DeviceGrant { spec, port, joins, fds, marks } = grant;
-        let fds = fds.into_iter().map(Into::into).collect();
-        let device = self.wanted.plan().name.clone();
-        let command = Command::Device { device, spec, port };
-        let (connected, counts) = (self.part.view.connected.clone(), self.counts.clone());
-        let (asks, asked) = mpsc::channel(1);
-        let (net, journals) = (self.net().cloned(), self.journals.clone());
-        let limits = self.processes.limits();
-        let device = self.wanted.plan().name.clone();
-        // Send these before the first client: its guest must see no outdated link or limit.
-        let mut more = vec![limits.borrow().of(&device)];
-        more.extend(net.as_deref().map(request_server::command));
-        let given = AssignedDevice { connected, counts, net, asks, journals, xen: None };
-        tokio::select! {
-            given = process.give(command, fds, more, given) => {
-                given.map_err(|Unresponsive| "the device process is ending".to_owned())?;
-            }
-            () = self.processes.paused() => return Err(TAKEN_OVER.to_owned()),
-        }
-        // No await since `give`: a front that is stopped knows the process that has its device.
-        self.process = Some(process.clone());
-        let Part { owned, remote, .. } = self.part.clone();
-        let (process, marks) = (process.clone(), marks.map(Arc::new));
-        let leases = self.processes.leases.clone();
-        self.marks = marks.as_ref().map_or_else(Weak::new, Arc::downgrade);
-        self.request_servers.spawn(
-            RequestServer { device, owned, process, limits, leases, joins, marks, remote }
-                .attend(asked),
-        );
-        Ok(())
-    }
-
     fn net(&self) -> Option<&Arc<OwnedPort>> {
         self.part.owned.as_port()
-    }
-
-    /// Makes the spec and opens the descriptors by which a device process serves the device now.
-    async fn grant(&self) -> Result<DeviceGrant, String> {
-        match (self.wanted, &self.part.owned) {
-            (Wanted::Blk(blk), Owned::Disk(host)) => {
-                let told = self.part.remote.as_ref().map(|remote| remote.told());
-                let spec = blk.spec(told).ok_or(UNSERVED)?;
-                let (disk, queues) = (host.disk().clone(), blk.options.num_queues);
-                let fds = aside(move || handed(&*disk, queues)).await;
-                let fds = fds.ok_or("internal error")?;
-                let (fds, marks) = fds?;
-                Ok(DeviceGrant { spec, port: None, joins: None, fds, marks })
-            }
-            (Wanted::Net(net), Owned::Port(shown)) => {
-                let (joins, (port, mut fds)) = request_server::lent(shown).await?;
-                if let Some(capture) = self.part.capture.clone() {
-                    let stream = aside(move || capture.lend()).await.ok_or("internal error")?;
-                    fds.push(stream.map_err(|error| error.to_string())?);
-                }
-                let spec = net.spec(shown.mac(), shown.mtu()).ok_or(UNSERVED)?;
-                Ok(DeviceGrant { spec, port, joins: Some(joins), fds, marks: None })
-            }
-            _ => Err("internal error".to_owned()),
-        }
     }
 }
 

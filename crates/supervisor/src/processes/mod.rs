@@ -8,7 +8,8 @@
 //!                     opens, locks images                         memory, as in one process
 //! process.rs          commands, reports,    device_process/xen.rs maps a front-end's rings, serves
 //!                     the end of a process
-//! begin.rs            starts processes
+//! spawner.rs          starts processes
+//! start_backoff.rs    when one may start again
 //! request_server.rs   serves requests   <-  supervisor_client.rs  asks for what needs rights
 //! journal_store.rs    keeps journals    <-  session_journal.rs    writes the journal of a session
 //! lease_holders.rs    divides limits    <-> lease_file.rs         its grant, and what it used
@@ -45,6 +46,7 @@ mod process_state;
 mod process_view;
 mod request_server;
 mod spawner;
+mod start_backoff;
 mod stderr_relay;
 mod switches;
 mod takeover_lock;
@@ -56,9 +58,7 @@ pub(crate) use front::serve;
 pub use handoff::HandoffMessage;
 use handoff::{AdoptedSession, DeviceHandoff, LingeringIo};
 pub use handoff::{Before, Handoff, HandoffRequest, OfXen, Shown, XenBytes};
-use manyring_serve::times::{
-    PROCESS_BRIEF, PROCESS_COUNTERS_WAIT, PROCESS_SHOWN, START_BACKOFF, START_BACKOFF_MAX,
-};
+use manyring_serve::times::PROCESS_COUNTERS_WAIT;
 pub(crate) use measuring::Measuring;
 pub use process_view::ProcessInfo;
 pub use spawner::start_next;
@@ -68,11 +68,10 @@ pub(crate) use xen_front::{
 };
 
 use budgets::Budgets;
-use domain_members::DomainMembers;
 use journal_store::JournalStore;
 use lease_holders::Leases;
 use limits::Limits;
-use manyring_config::plan::{DevicePlan, SWITCH, XEN};
+use manyring_config::plan::DevicePlan;
 use manyring_engine::aside;
 use manyring_serve::assemble::Switches;
 use manyring_serve::channel::Channel;
@@ -87,7 +86,7 @@ use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 pub(crate) use takeover_lock::Awaited;
-use takeover_lock::Changes;
+use takeover_lock::TakeoverLock;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
@@ -109,7 +108,7 @@ pub struct Processes {
     pauses: Arc<watch::Sender<bool>>,
     /// The channel to the supervisor that takes over.
     successor: Arc<Mutex<Option<Arc<Channel>>>>,
-    changes: Arc<Changes>,
+    changes: Arc<TakeoverLock>,
     budgets: Arc<Budgets>,
     switches: Switches,
     /// Front-ends that an earlier supervisor handed over and no front has taken yet, by device.
@@ -378,72 +377,6 @@ impl Processes {
 
     fn lock(&self) -> MutexGuard<'_, BTreeMap<String, Serving>> {
         self.kept.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Returns the device process of a domain, which is started if it does not run. Waits for the
-    /// end of its predecessor as long as the kernel takes. A process that runs with fewer workers
-    /// than the domain's devices need now is replaced. `None`: no device process may start now.
-    async fn of(&self, domain: &str) -> Option<Arc<DeviceProcess>> {
-        loop {
-            let workers = self.workers_for(domain);
-            let of = |kept: &Serving| {
-                let is_enough = kept.workers >= workers;
-                (kept.process.clone(), kept.started, kept.pause, is_enough)
-            };
-            let before = self.lock().get(domain).map(of);
-            let mut pause = START_BACKOFF;
-            let mut members = None;
-            if let Some((process, started, paused, is_enough)) = before {
-                if process.serves() {
-                    if is_enough {
-                        return Some(process);
-                    }
-                    process.leave("a device of its domain needs more workers");
-                }
-                self.unless_paused(process.ended()).await;
-                self.unless_paused(process.members().janitor.idle()).await;
-                members = Some(process.members().clone());
-                if !process.has_yielded() {
-                    // A process that dies soon after its start doubles the pause before the next
-                    // start.
-                    if started.elapsed() < PROCESS_BRIEF {
-                        pause = (paused * 2).min(START_BACKOFF_MAX);
-                    }
-                    self.unless_paused(tokio::time::sleep_until(started + paused)).await;
-                }
-            }
-            if self.is_paused() {
-                return None;
-            }
-            // A switch that is removed gets no device process.
-            let switch = match domain.strip_prefix(SWITCH) {
-                Some(name) => Some(self.switches.apart(name)?),
-                None => None,
-            };
-            // Another device of the domain may have started the process during the waits above.
-            let mut kept = self.lock();
-            let starts = kept.get(domain).map_or(0, |kept| kept.starts);
-            if kept.get(domain).is_some_and(|kept| kept.process.state() != State::Ended) {
-                continue;
-            }
-            let members =
-                members.unwrap_or_else(|| DomainMembers::of(domain, self.budgets.surplus(domain)));
-            let is_xen = |domain: &str| domain.starts_with(XEN);
-            let usual = if is_xen(domain) { &self.xen_arguments } else { &self.arguments };
-            let arguments = sandbox::arguments_for(usual, workers);
-            let process = DeviceProcess::start(domain, arguments, members, switch);
-            if process.switch().is_some() {
-                tokio::spawn(switches::keep_switch(process.clone()));
-            }
-            let (started, starts) = (Instant::now(), starts + 1);
-            // Each boot of a guest is a domain with a new number: forget the old ones.
-            kept.retain(|name, kept| {
-                let is_over =
-                    kept.process.state() == State::Ended && kept.started.elapsed() > PROCESS_SHOWN;
-                !(is_xen(name) && is_over)
-            });
-            kept.insert(domain.to_owned(), Serving { process, workers, started, starts, pause });
-        }
     }
 
     /// Asks every device process for its counters. A process that does not answer in time is shown

@@ -5,7 +5,7 @@ mod quiesce;
 mod reports;
 mod taken_devices;
 
-use super::answer_deadline::Question;
+use super::answer_deadline::AnswerDeadline;
 use super::domain_members::{AssignedDevice, DomainMembers, ServedSwitch};
 use super::journal_store::{Handing, JournalStore};
 use super::process_state::State;
@@ -416,12 +416,12 @@ impl DeviceProcess {
         tokio::pin!(begun);
         let mut idle = interval_at(Instant::now() + PROCESS_IDLE, PROCESS_IDLE);
         let (mut sessions, mut state) = (0, self.state.subscribe());
-        let mut question = Question::default();
+        let mut deadline = AnswerDeadline::default();
         let mut sending: Option<Sending<'_>> = None;
         loop {
             tokio::select! {
                 Some((order, fds)) = orders.recv(), if sending.is_none() => {
-                    question.ask(&order);
+                    deadline.ask(&order);
                     let Ok(bytes) = message::emit(&order) else {
                         return "a command is too long".to_owned();
                     };
@@ -440,7 +440,7 @@ impl DeviceProcess {
                         Err(error) => return format!("invalid report: {error}"),
                     };
                     let report = message::parse(&bytes).map_err(|error| error.to_string());
-                    report.iter().for_each(|report| question.handle(report));
+                    report.iter().for_each(|report| deadline.handle(report));
                     let has_fds = !fds.is_empty();
                     if let Err(problem) = report.and_then(|report| self.handle(report, fds)) {
                         return format!("invalid report: {problem}");
@@ -453,8 +453,8 @@ impl DeviceProcess {
                     self.members.bucket.pass(bytes.len()).await;
                 }
                 _ = pidfd.readable() => return "the process has ended".to_owned(),
-                () = question.max_wait(), if question.is_asked() => {
-                    if question.is_over() {
+                () = deadline.max_wait(), if deadline.is_asked() => {
+                    if deadline.is_over() {
                         return format!("no answer for {} s", PROCESS_ANSWER.as_secs());
                     }
                 }

@@ -1,4 +1,4 @@
-//! `Changes`: a change and a takeover exclude each other. The next supervisor has read its
+//! `TakeoverLock`: a change and a takeover exclude each other. The next supervisor has read its
 //! configuration before it takes over, and would not know of the change.
 
 use super::Processes;
@@ -7,9 +7,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use tokio::sync::{OwnedRwLockReadGuard, OwnedRwLockWriteGuard, RwLock};
 use tokio::time::timeout;
 
-/// The changes that are under way.
+/// Held by the changes that are under way, or by a takeover.
 #[derive(Debug, Default)]
-pub(super) struct Changes {
+pub(super) struct TakeoverLock {
     /// Read-locked by each change, and write-locked by a takeover.
     lock: Arc<RwLock<()>>,
     awaited: Mutex<Awaited>,
@@ -24,7 +24,7 @@ pub(crate) struct Awaited {
     pub(crate) switches: Vec<String>,
 }
 
-impl Changes {
+impl TakeoverLock {
     /// Waits until all changes that have begun are done, and takes the lock that keeps others from
     /// beginning.
     ///

@@ -266,7 +266,7 @@ impl XenFront {
         let name = self.view.name().to_owned();
         let process = self
             .processes
-            .of(&self.domain)
+            .running(&self.domain)
             .await
             .ok_or("a takeover by another daemon is under way")?;
         let is_same = |taken: &Taken| Arc::ptr_eq(&taken.process, &process) && process.has(&name);

@@ -5,6 +5,7 @@ use crate::processes::Handoff;
 use crate::processes::fuzzing::{CompromisedProcess, network};
 use manyring_config as config;
 use manyring_engine::Surplus;
+use manyring_protocol::message::Command;
 use manyring_serve::assemble::Switches;
 use std::task::{Context, Waker};
 
