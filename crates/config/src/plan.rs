@@ -28,7 +28,7 @@ pub use super::place::{Place, PlanError, Source};
 pub use access::AccessPlan;
 pub use allowed_path::Pinned;
 pub use blk::{BlkPlan, DiskKind, DiskPlan, NUM_QUEUES};
-pub use daemon::{DaemonPlan, Domains};
+pub use daemon::{DaemonPlan, Domains, Numa};
 pub use domain::{ANY_USER, SWITCH, XEN, domain_of_switch};
 pub use format::{Format, HelperPlan, helped};
 pub use limit::{GroupPlan, LimitPlan};

@@ -53,6 +53,8 @@ pub struct RawDaemon {
     pub spin_us: Option<u32>,
     /// Use io_uring where the kernel allows it; default true.
     pub io_uring: Option<bool>,
+    /// Whether workers run on the NUMA node of their guests' memory: "auto" (default) or "off".
+    pub numa: Option<String>,
     /// Path of the control socket; default: none.
     pub control: Option<PathBuf>,
     /// Owner of the control socket; default: the owner of the process.
@@ -100,6 +102,7 @@ impl RawDaemon {
             ("--polling", self.polling.is_some()),
             ("--spin-us", self.spin_us.is_some()),
             ("--no-io-uring", self.io_uring.is_some()),
+            ("--numa", self.numa.is_some()),
             ("--wait", self.wait.is_some()),
         ];
         given.iter().find(|(_, is_given)| *is_given).map(|(option, _)| *option)

@@ -197,6 +197,17 @@ fn workers(out: &mut Text, state: &State) {
     let looked = "manyring_worker_looked_seconds";
     out.family(looked, Sort::Counter, Some("seconds"), "Time the worker polled and found no work");
     each(out, &|worker| seconds(worker.looked_ns));
+    let pages = "manyring_worker_guest_pages";
+    let help = "Pages of a sample of the guests' memory in the worker's process, by NUMA node; \
+                local: the node of the worker's CPUs. None on a host with one node";
+    out.family(pages, Sort::Gauge, None, help);
+    for WorkerInfo { process, index, node, guest_pages, .. } in &workers {
+        for (number, count) in guest_pages.iter().enumerate() {
+            let (process, local) = (of_process(process), *node == Some(number));
+            let place = format_args!("node=\"{number}\",local=\"{local}\"");
+            out.line(format_args!("{process}worker=\"{index}\",{place}"), *count);
+        }
+    }
     let waits = "manyring_worker_device_waits";
     out.family(
         waits,

@@ -1,7 +1,8 @@
 //! Reads the kernel's accounts: how long our threads ran and waited for a CPU, how long CPUs idled,
 //! and how many threads the kernel keeps for an io_uring.
 
-use rustix::thread::{CpuSet, sched_getaffinity};
+use rustix::io::Errno;
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use rustix::time::{ClockId, clock_gettime};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -90,6 +91,16 @@ fn count_ring_threads(names: &BTreeMap<i32, String>, thread_id: i32) -> usize {
 pub fn allowed_cpus() -> Vec<usize> {
     let set = sched_getaffinity(None).unwrap_or_else(|_| CpuSet::new());
     (0..CpuSet::MAX_CPU).filter(|cpu| set.is_set(*cpu)).collect()
+}
+
+/// Binds the calling thread to these CPUs.
+///
+/// # Errors
+/// `EINVAL`: the process may use none of them.
+pub(crate) fn bind(cpus: &[usize]) -> Result<(), Errno> {
+    let mut set = CpuSet::new();
+    cpus.iter().filter(|cpu| **cpu < CpuSet::MAX_CPU).for_each(|cpu| set.set(*cpu));
+    sched_setaffinity(None, &set)
 }
 
 /// Returns the nanoseconds that each CPU has idled since the host started. Leaves out CPUs that the

@@ -108,6 +108,7 @@ pub use moderation_text::NoModeration;
 pub use policy::moderation::Moderation;
 pub use policy::polling::Polling;
 pub use pool::handle::{QueueHandle, Route};
+pub use pool::nodes::GuestNodes;
 pub use pool::{Home, Pins, Pool, PoolOptions, Pulse, StopError, WorkerView};
 pub use running::RunningQueue;
 pub use running::epoch::{Epoch, Epochs};

@@ -223,6 +223,10 @@ pub(crate) struct DaemonArgs {
     /// Do not use io_uring: read and write files with plain system calls.
     #[arg(long)]
     pub(crate) no_io_uring: bool,
+    /// Run workers on the NUMA node of their guests' memory: auto, where the host has several
+    /// nodes; off [default: auto].
+    #[arg(long, value_name = "MODE")]
+    pub(crate) numa: Option<String>,
     /// Create this control socket, for commands (stats, resize, ..) and HTTP requests. With add:
     /// the control socket of the running daemon.
     #[arg(long, value_name = "PATH")]
@@ -333,6 +337,7 @@ impl From<DaemonArgs> for RawDaemon {
             polling: args.polling,
             spin_us: args.spin_us,
             io_uring: args.no_io_uring.then_some(false),
+            numa: args.numa,
             control: args.control,
             wait: args.wait,
             domains: args.isolate.then(|| "device".to_owned()),

@@ -102,6 +102,15 @@ impl Drop for Watch {
     }
 }
 
+/// Returns base and length of every mapping that is watched now. A mapping may end at any time.
+pub(crate) fn watched() -> Vec<(usize, usize)> {
+    let range = |slot: &Slot| {
+        let base = slot.base.load(Ordering::Acquire);
+        (base > CLAIMED).then(|| (base, slot.len.load(Ordering::Acquire)))
+    };
+    TABLE[..USED.load(Ordering::Acquire)].iter().filter_map(range).collect()
+}
+
 /// Installs the handler, once; later calls do nothing. Call it before the first session.
 pub fn install() {
     INSTALL.call_once(|| {

@@ -28,10 +28,11 @@ use crate::{counts, threads};
 use grant::DeviceGrant;
 use groups::ProcessGroups;
 use manyring_backend::sys::starter::ThreadRole;
-use manyring_config::plan::DaemonPlan;
+use manyring_config::plan::{DaemonPlan, Numa};
 use manyring_device::blk::BlkOptions;
 use manyring_device::net::{NetDevice, NetOptions};
-use manyring_engine::{Janitor, Pins, Pool, PoolOptions, aside};
+use manyring_engine::{Janitor, Pins, Pool, PoolOptions, allowed_cpus, aside};
+use manyring_memory::Topology;
 use manyring_protocol::message::{self, Command, GroupRates, LimitRates, PortFilter, Report};
 use manyring_protocol::spec::{BlkSpec, DeviceSpec, KindSpec, NetSpec};
 use manyring_transport::vhost_user::{Client, Endpoint};
@@ -72,6 +73,7 @@ pub async fn run(plan: &DaemonPlan) -> Result<(), String> {
     let pins = Pins { worker_cpus: plan.worker_cpus.clone(), ..Pins::default() };
     let pool = Pool::pinned(PoolOptions { workers_max, polling, uring }, pins);
     pool.has_ring().ok_or("no worker thread available")?;
+    let topology = (plan.numa == Numa::Auto).then(|| Topology::of_host(allowed_cpus())).flatten();
     // From here on only the starter thread can make threads: this call takes that right from the
     // control thread.
     sandbox::confine(ThreadRole::Control);
@@ -83,6 +85,7 @@ pub async fn run(plan: &DaemonPlan) -> Result<(), String> {
         tracing::warn!(refused, "sandbox incomplete: refused by the kernel");
     }
     let balance = tokio::spawn(pool.clone().balance());
+    let nodes = topology.map(|topology| tokio::spawn(pool.clone().follow_memory(topology)));
     let tells = tokio::spawn(denied::tell());
     let channel = Arc::new(channel);
     let (outgoing, queued) = mpsc::channel(SAID_MAX);
@@ -115,6 +118,7 @@ pub async fn run(plan: &DaemonPlan) -> Result<(), String> {
     let ended = process.attend(queued).await;
     balance.abort();
     tells.abort();
+    nodes.inspect(tokio::task::JoinHandle::abort);
     process.tasks.stop_all();
     let stopped = async { while process.tasks.ended().await.is_some() {} };
     let _ = tokio::time::timeout(PROCESS_QUIT, stopped).await;

@@ -95,15 +95,20 @@ fn said(file: &OwnedFd) -> Option<Workers> {
 fn checked(said: Workers, process: &str, serves: impl Fn(&str) -> bool) -> Workers {
     let mut workers = BTreeMap::new();
     for worker in said.workers.into_iter().filter(|worker| worker.index < WORKERS_MAX) {
-        let WorkerInfo { index, cpus, pause_ns, polling, .. } = worker;
+        let WorkerInfo { index, cpus, guest_pages, pause_ns, polling, .. } = worker;
         let mut cpus = cpus;
         cpus.iter_mut().for_each(|cpus| cpus.truncate(WORKERS_MAX));
+        let mut guest_pages = guest_pages;
+        guest_pages.truncate(WORKERS_MAX);
+        guest_pages.iter_mut().for_each(|pages| *pages = (*pages).min(COUNT_MAX));
         let known = PolicyStats::default().counters();
         let is_known = |name: &String| known.iter().any(|counter| counter.name == *name);
         let worker = WorkerInfo {
             process: process.to_owned(),
             index,
             cpus,
+            node: worker.node.filter(|node| *node < WORKERS_MAX),
+            guest_pages,
             pause_ns: summary(pause_ns),
             polling: polling.into_iter().filter(|(name, _)| is_known(name)).collect(),
             ..worker

@@ -3,6 +3,7 @@
 
 #![allow(unused_qualifications, reason = "utoipa's macros write types by longer paths than needed")]
 
+use manyring_config::plan::in_words;
 use manyring_engine::stats::Histogram;
 use manyring_engine::{Held, Pool, WorkerView};
 use serde::{Deserialize, Serialize};
@@ -83,6 +84,13 @@ pub struct WorkerInfo {
     /// The CPUs that it is bound to.
     #[serde(default)]
     pub cpus: Option<Vec<usize>>,
+    /// The NUMA node whose CPUs these are, if the worker follows its guests' memory.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub node: Option<usize>,
+    /// On a host with several NUMA nodes: of a sample of the guests' memory in this process, how
+    /// many pages lie on each node.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub guest_pages: Vec<u64>,
     /// Queues that it runs.
     pub queues: u64,
     /// How often it slept.
@@ -145,6 +153,7 @@ impl Workers {
     /// Returns the workers and the stuck threads of this process.
     pub fn of(pool: &Pool) -> Self {
         let views = pool.views().into_iter().enumerate();
+        let nodes = pool.guest_nodes();
         // Workers that have never run are not shown.
         let has_run = |view: &WorkerView| view.thread_id.is_some() || view.ran_ns() > 0;
         let workers = views.filter(|(_, view)| has_run(view)).map(|(index, view)| WorkerInfo {
@@ -162,6 +171,8 @@ impl Workers {
                 let numbers = view.stats.policy.counters().into_iter();
                 numbers.map(|number| (number.name.to_owned(), number.value)).collect()
             },
+            node: nodes.node.filter(|_| view.follows_memory),
+            guest_pages: nodes.pages.clone(),
             cpus: view.cpus,
         });
         let stuck = manyring_engine::held().into_iter().map(StuckInfo::of);
@@ -170,6 +181,12 @@ impl Workers {
 }
 
 impl WorkerInfo {
+    /// Returns the CPUs that the worker may run on, in words: `any`, `0-3`, `4-7 of node 1`.
+    pub fn place(&self) -> String {
+        let cpus = self.cpus.as_deref().map_or_else(|| "any".to_owned(), in_words);
+        self.node.map_or(cpus.clone(), |node| format!("{cpus} of node {node}"))
+    }
+
     /// Returns the worker's number; in a device process with the process's name before it.
     pub fn name(&self) -> String {
         named(&self.process, self.index)

@@ -34,8 +34,9 @@ use crate::processes::{Handoff, Processes};
 use crate::xen::XenDisks;
 use front::{Front, Stage};
 use held_elsewhere::{Asked, First, Later, MaxWait, Tried, Wait, refuse_if_none_is_left};
-use manyring_config::plan::{DaemonPlan, DevicePlan, Plan, Wanted};
-use manyring_engine::{AsideRow, Pool, PoolOptions};
+use manyring_config::plan::{DaemonPlan, DevicePlan, Numa, Plan, Wanted};
+use manyring_engine::{AsideRow, Pool, PoolOptions, allowed_cpus};
+use manyring_memory::Topology;
 use manyring_serve::assemble::{Assemble, AssembleError, Tasks, listens_at};
 use manyring_serve::log;
 use manyring_serve::service::{Service, Whose};
@@ -261,6 +262,10 @@ impl DeviceManager {
     pub async fn serve(&mut self, stop: &watch::Receiver<bool>) -> Result<(), AssembleError> {
         let balance = self.pool().clone().balance();
         self.followers.spawn(balance);
+        let nodes = Topology::of_host(allowed_cpus());
+        if let (Numa::Auto, Some(topology)) = (self.plan.daemon.numa, nodes) {
+            self.followers.spawn(self.pool().clone().follow_memory(topology));
+        }
         let links = self.links.take().unwrap_or_default();
         if links.is_open() {
             self.followers.spawn(links.follow(self.devices().clone()));
@@ -411,6 +416,9 @@ pub fn process_arguments(plan: &DaemonPlan) -> Vec<OsString> {
     arguments.extend(plan.polling.options().into_iter().map(OsString::from));
     if !plan.io_uring {
         arguments.push("--no-io-uring".into());
+    }
+    if plan.numa == Numa::Off {
+        arguments.push("--numa=off".into());
     }
     arguments
 }

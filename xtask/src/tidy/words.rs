@@ -14,6 +14,7 @@ pub(super) const UNSAFE: &[&str] = &[
     "crates/memory/src/iov.rs",
     "crates/memory/src/list.rs",
     "crates/memory/src/mapping.rs",
+    "crates/memory/src/nodes.rs",
     "crates/memory/src/region.rs",
     "crates/memory/src/shared.rs",
     "crates/memory/src/sigbus.rs",

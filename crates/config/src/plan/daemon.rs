@@ -29,6 +29,9 @@ pub struct DaemonPlan {
     pub polling: PollingPlan,
     /// io_uring is used where the kernel allows it.
     pub io_uring: bool,
+    /// Workers run on the NUMA node of their guests' memory, where the host has several nodes and
+    /// `worker_cpus` says nothing else.
+    pub numa: Numa,
     /// The socket for changes.
     pub control: Option<PathBuf>,
     /// Owner and mode of the control socket.
@@ -60,6 +63,17 @@ pub struct DaemonPlan {
     /// The rights that a device process gives up before it serves a guest.
     #[serde(skip)]
     pub sandbox: Sandbox,
+}
+
+/// Whether workers run on the NUMA node of their guests' memory (`daemon.numa`, `--numa`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Numa {
+    /// They do where the host has several nodes.
+    #[default]
+    Auto,
+    /// They run on all CPUs of the process.
+    Off,
 }
 
 /// Which devices share a device process, where the key `domain` of a device does not decide it.
@@ -134,12 +148,21 @@ impl DaemonPlan {
             },
         };
         let io_uring = raw.io_uring.unwrap_or(true);
+        let numa = match raw.numa.as_deref() {
+            None | Some("auto") => Numa::Auto,
+            Some("off") => Numa::Off,
+            Some(text) => {
+                let problem = format!("{text:?} is not one of \"auto\" and \"off\"");
+                return place.error("numa", problem);
+            }
+        };
         Ok(Self {
             place,
             workers,
             worker_cpus,
             polling,
             io_uring,
+            numa,
             control: raw.control.clone(),
             control_access,
             control_read: raw.control_read.clone(),

@@ -3,12 +3,14 @@
 
 mod balance;
 pub(crate) mod handle;
+pub(crate) mod nodes;
 mod wake;
 
-use crate::accounts::{ThreadTimes, cpu_time, thread_times};
+use crate::accounts::{ThreadTimes, bind, cpu_time, thread_times};
 use crate::fds::sentry;
 use crate::policy::polling::{Policy, Polling};
 use crate::pool::handle::{QueueHandle, Route};
+use crate::pool::nodes::Binding;
 use crate::pool::wake::wake;
 use crate::running::orders::{Order, QueueId};
 use crate::running::run::Run;
@@ -20,7 +22,6 @@ use crate::worker::{Worker, WorkerContext};
 use manyring_backend::sys::starter::{self, ThreadRole};
 use manyring_backend::sys::uring::are_reserved;
 use manyring_memory::{Duty, take_duty};
-use rustix::thread::CpuSet;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -72,6 +73,8 @@ pub struct WorkerView {
     pub stats: Arc<WorkerStats>,
     /// The CPUs to which the worker is bound.
     pub cpus: Option<Vec<usize>>,
+    /// These CPUs are those of the NUMA node of the guests' memory.
+    pub follows_memory: bool,
     /// The kernel's id of the worker's thread, if the thread runs.
     pub thread_id: Option<i32>,
     /// The CPU times of that thread, by the kernel's accounts.
@@ -142,6 +145,10 @@ pub struct Pool {
     /// By a device's name; for queues that start from now on.
     queue_workers: Mutex<HashMap<String, Vec<usize>>>,
     places: Mutex<Vec<Place>>,
+    /// The NUMA node of the workers; taken after `places`.
+    binding: Mutex<Binding>,
+    /// Notified of each queue that starts.
+    started: tokio::sync::Notify,
     next_id: AtomicU64,
     /// Every running queue, for the balance.
     routes: Mutex<Vec<Weak<Route>>>,
@@ -171,6 +178,8 @@ impl Pool {
             worker_cpus: pins.worker_cpus,
             queue_workers: Mutex::new(pins.queue_workers),
             places: Mutex::default(),
+            binding: Mutex::default(),
+            started: tokio::sync::Notify::new(),
             next_id: AtomicU64::new(1),
             routes: Mutex::default(),
             reports: Arc::default(),
@@ -248,7 +257,8 @@ impl Pool {
             let thread_id = running.map(|running| running.thread_id);
             WorkerView {
                 stats,
-                cpus: self.worker_cpus.get(index).cloned(),
+                cpus: self.cpus_of(index),
+                follows_memory: index >= self.worker_cpus.len(),
                 thread_id,
                 times: ThreadTimes::default(),
                 is_open: running.is_none_or(|running| {
@@ -278,6 +288,7 @@ impl Pool {
         routes.retain(|r| r.strong_count() > 0);
         routes.push(Arc::downgrade(&route));
         lease.start(id, queue, None);
+        self.started.notify_one();
         Some(QueueHandle::new(route))
     }
 
@@ -356,6 +367,13 @@ impl Pool {
         place.running.as_ref()
     }
 
+    /// Returns the CPUs of worker `index`: those that the operator has chosen, or those of the node
+    /// of the guests' memory. `None`: all.
+    fn cpus_of(&self, index: usize) -> Option<Vec<usize>> {
+        let chosen = self.worker_cpus.get(index).cloned();
+        chosen.or_else(|| self.binding().cpus.clone())
+    }
+
     /// Starts a thread and waits until it is ready; `None` if the system has none.
     fn start_worker(&self, index: usize, stats: Arc<WorkerStats>) -> Option<Running> {
         sentry::start().then_some(())?;
@@ -365,7 +383,7 @@ impl Pool {
         let wake = wake();
         stats.policy.wake_ns.set(wake.ns);
         let policy = Policy::new(self.options.polling, wake.ns, index as u64);
-        let cpus = self.worker_cpus.get(index).cloned();
+        let cpus = self.cpus_of(index);
         // The first worker stays: a new guest must not depend on whether the system has a thread.
         // This worker ends only to free threads of the kernel's io_uring, when these are more than
         // its next start takes.
@@ -423,13 +441,6 @@ impl Drop for Pool {
     fn drop(&mut self) {
         self.quit();
     }
-}
-
-/// Binds the calling thread to these CPUs.
-fn bind(cpus: &[usize]) -> Result<(), rustix::io::Errno> {
-    let mut set = CpuSet::new();
-    cpus.iter().filter(|cpu| **cpu < CpuSet::MAX_CPU).for_each(|cpu| set.set(*cpu));
-    rustix::thread::sched_setaffinity(None, &set)
 }
 
 #[cfg(test)]

@@ -26,6 +26,8 @@ pub(crate) enum Command {
     Move(QueueId, Lease, Reply<()>),
     /// Cancel a move: keep the queue, if it has not been moved yet.
     Stay(QueueId),
+    /// Run on these CPUs.
+    Bind(Vec<usize>),
     /// End the thread.
     Quit,
 }

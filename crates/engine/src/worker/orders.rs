@@ -21,6 +21,7 @@
 //!    stopped.
 
 use super::{Slot, Worker, index_of};
+use crate::accounts::bind;
 use crate::io::QueueIo;
 use crate::policy::share::Shares;
 use crate::running::life::Event;
@@ -107,6 +108,11 @@ impl Worker {
                 Command::Order(id, order) => self.heed(id, QueueTask::Order(order)),
                 Command::Move(id, lease, reply) => self.heed(id, QueueTask::Move(lease, reply)),
                 Command::Stay(id) => self.heed(id, QueueTask::Stay),
+                Command::Bind(cpus) => {
+                    if let Err(errno) = bind(&cpus) {
+                        tracing::warn!(%errno, ?cpus, "the worker's CPUs are unchanged");
+                    }
+                }
                 Command::Quit => self.quit = true,
             }
         }

@@ -1,7 +1,6 @@
 //! The table of the workers, with the queues that moved to them.
 
 use super::table::{align, us};
-use manyring_config::plan::in_words;
 use manyring_control::snapshot::as_float;
 use manyring_serve::worker_view::{StuckInfo, WorkerInfo};
 
@@ -23,7 +22,7 @@ pub(super) fn table(workers: &[WorkerInfo], before: Option<(&[WorkerInfo], f64)>
         rows.push([
             worker.name(),
             if worker.running { "runs" } else { "ended" }.to_owned(),
-            worker.cpus.as_deref().map_or_else(|| "any".to_owned(), in_words),
+            worker.place(),
             worker.queues.to_string(),
             if before.is_some() {
                 format!("{:.0}", ran / seconds * 100.0)
@@ -63,6 +62,8 @@ mod tests {
             index: 3,
             running: true,
             cpus: Some(vec![0, 1, 4]),
+            node: None,
+            guest_pages: Vec::new(),
             queues: 7,
             sleeps,
             slept_ns: 0,

@@ -3,7 +3,6 @@
 use super::units::{rate, time};
 use crate::stats::Shown;
 use crate::stats::table::{Seen, seen};
-use manyring_config::plan::in_words;
 use manyring_control::snapshot::{DeviceInfo, as_float};
 use manyring_serve::worker_view::{Summary, WorkerInfo};
 
@@ -241,7 +240,7 @@ fn of_worker(worker: &WorkerInfo, before: Option<(&Shown, f64)>) -> Row {
     let cells = vec![
         Cell::Number(as_float(worker.index as u64), worker.name()),
         Cell::text(if worker.running { "runs" } else { "ended" }),
-        Cell::text(worker.cpus.as_deref().map_or_else(|| "any".to_owned(), in_words)),
+        Cell::text(worker.place()),
         Cell::count(worker.queues),
         Cell::percent(since(&|w| w.ran_ns) / 1e9 / seconds),
         Cell::percent(since(&|w| w.looked_ns) / 1e9 / seconds),

@@ -60,6 +60,7 @@ fn numbers(role: Option<ThreadRole>) -> BTreeSet<i64> {
             DOORBELLS,
             SHOWN,
             DESCRIPTORS,
+            NODES,
             SESSIONS,
             CONNECTIONS,
             PAIRS,
@@ -74,7 +75,7 @@ fn numbers(role: Option<ThreadRole>) -> BTreeSet<i64> {
         Some(ThreadRole::Lookout) => &[SHOWN],
         Some(ThreadRole::Log) => &[WAITS],
         Some(ThreadRole::Control) => {
-            &[TRANSFERS, WAITS, DOORBELLS, SHOWN, DESCRIPTORS, SESSIONS, CONNECTIONS, PAIRS]
+            &[TRANSFERS, WAITS, DOORBELLS, SHOWN, DESCRIPTORS, NODES, SESSIONS, CONNECTIONS, PAIRS]
         }
     };
     groups.iter().chain(&[EVERY]).flat_map(|group| group.iter().copied()).collect()
@@ -149,6 +150,12 @@ const DESCRIPTORS: &[i64] = &[
     libc::SYS_uname,
 ];
 
+/// Asking for the NUMA nodes of its own pages; `rules` allows it to move none.
+#[rustfmt::skip]
+const NODES: &[i64] = &[
+    libc::SYS_move_pages,
+];
+
 /// Connections to the server of a disk, and to front-ends.
 #[rustfmt::skip]
 const CONNECTIONS: &[i64] = &[
@@ -207,6 +214,7 @@ fn rules(is_for_xen: bool) -> Result<BTreeMap<i64, Vec<SeccompRule>>, BackendErr
         (libc::SYS_mprotect, vec![vec![(2, MaskedEq(executable), 0)]]),
         (libc::SYS_prctl, vec![vec![(0, Ne, u64::from(libc::PR_SET_PDEATHSIG.unsigned_abs()))]]),
         (libc::SYS_fcntl, COMMANDS.iter().map(command).collect()),
+        (libc::SYS_move_pages, vec![vec![(0, Eq, 0), (3, Eq, 0)]]),
         (libc::SYS_prlimit64, vec![vec![(0, Eq, 0)]]),
         (libc::SYS_sched_setaffinity, vec![vec![(0, Eq, 0)]]),
         (libc::SYS_tgkill, vec![vec![(0, Eq, u64::from(std::process::id()))]]),
