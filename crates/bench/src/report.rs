@@ -24,7 +24,7 @@ use verdict::Verdict;
 
 /// One run of one party.
 pub(crate) trait Sample {
-    /// Other programs had too much of the CPUs, or the CPUs moved, however often it was tried.
+    /// In every attempt other programs took too much CPU time, or the host moved the CPUs.
     fn is_disturbed(&self) -> bool;
     fn disturb(&mut self);
     /// Nanoseconds that a cache line needed from one CPU to the other, if that was measured.

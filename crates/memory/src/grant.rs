@@ -154,7 +154,7 @@ impl GrantPages {
         self.mapped.len()
     }
 
-    /// True if there are none.
+    /// True if no page is mapped.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.mapped.is_empty()

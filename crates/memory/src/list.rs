@@ -134,7 +134,7 @@ impl SliceList {
         self.slices.len()
     }
 
-    /// True if there are none.
+    /// True if there are no slices.
     #[must_use]
     #[inline]
     pub fn is_empty(&self) -> bool {
@@ -304,7 +304,7 @@ impl SliceQueue {
         self.slices.len()
     }
 
-    /// True if there are none.
+    /// True if there are no slices.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.slices.is_empty()
@@ -436,7 +436,7 @@ impl Gather {
         self.list.len()
     }
 
-    /// True if there are none.
+    /// True if there are no slices.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.list.is_empty()

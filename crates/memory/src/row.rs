@@ -107,7 +107,7 @@ impl<T> Row<T> {
         self.items.len() - self.first
     }
 
-    /// True if there are none.
+    /// True if there are no items.
     #[must_use]
     #[inline]
     pub fn is_empty(&self) -> bool {

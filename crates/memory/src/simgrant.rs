@@ -133,7 +133,7 @@ impl GrantTable {
         u32::try_from(self.words.size() / GRANT_ENTRY_SIZE).unwrap_or(u32::MAX)
     }
 
-    /// True if there are none.
+    /// True if the table has no entries.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0

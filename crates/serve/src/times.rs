@@ -93,7 +93,8 @@ pub const CAPTURE_END: Duration = Duration::from_secs(2);
 /// The captured frames of a device are written to the capture file when the device is handed over
 /// or removed. Over: the last frames are lost.
 pub const CAPTURE_SETTLE: Duration = Duration::from_secs(2);
-/// A capture of the same file that has ended closes it. Over: the device is shown as waiting.
+/// The former capture into the same file closes it and drops its lock. Over: the device is shown
+/// as waiting.
 pub const CAPTURE_LOCK: Duration = Duration::from_millis(500);
 /// Delay before the next attempt to lock the file.
 pub const CAPTURE_LOCK_RETRY: Duration = Duration::from_millis(10);

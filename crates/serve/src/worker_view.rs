@@ -49,7 +49,7 @@ pub struct StuckInfo {
     pub thread: String,
     /// The device that it served then; empty if these were several.
     pub device: String,
-    /// As `/proc` shows it: `D` or `S`.
+    /// The thread's state in `/proc`: `D` (uninterruptible sleep) or `S` (sleep).
     pub state: String,
     /// The function of the kernel in which it waits.
     pub waits_in: String,

@@ -226,7 +226,7 @@ pub struct LogArea {
 pub struct StateTransfer {
     /// [`STATE_SAVE`] or [`STATE_LOAD`].
     pub direction: u32,
-    /// [`STATE_STOPPED`]: the specification has no other.
+    /// [`STATE_STOPPED`], the only phase that the specification defines.
     pub phase: u32,
 }
 

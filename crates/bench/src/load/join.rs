@@ -208,7 +208,7 @@ pub(crate) fn join(args: &JoinArgs) -> Result<JoinResult, LoadError> {
             if !worked {
                 break;
             }
-            // Pairs that had nothing may have something by now.
+            // Frames may have arrived at pairs whose tap was empty.
             if lanes.iter().any(|lane| !lane.tap_is_ready) {
                 events.look(&mut lanes).map_err(failed)?;
             }

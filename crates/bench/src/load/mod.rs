@@ -162,7 +162,7 @@ impl LoadOptions {
 const SOCKET_TIMEOUT: Duration = Duration::from_secs(5);
 const SOCKET_PAUSE: Duration = Duration::from_millis(10);
 
-/// A request that has not come back by then never will.
+/// A request without an answer after this time counts as lost.
 const STUCK: Duration = Duration::from_secs(10);
 
 /// The latencies of all threads of a client, and the time that they waited for a CPU.

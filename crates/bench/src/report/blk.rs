@@ -21,7 +21,7 @@ pub(crate) struct BlkSample {
     /// Nanoseconds that a cache line needed from one CPU to the other, if that was measured.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) line_ns: Option<u64>,
-    /// Other programs had too much of the CPUs, or the CPUs moved, however often it was tried.
+    /// In every attempt other programs took too much CPU time, or the host moved the CPUs.
     pub(crate) disturbed: bool,
 }
 

@@ -19,10 +19,10 @@ use zerocopy::IntoBytes;
 #[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Reclaim {
-    /// As soon as their frames are sent.
+    /// Buffers return to the driver as soon as their frames are sent.
     #[default]
     Off,
-    /// In groups, while that makes the guest send longer frames.
+    /// Buffers return in groups, while that makes the guest send longer frames.
     Auto,
 }
 

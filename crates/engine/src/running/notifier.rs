@@ -278,8 +278,8 @@ impl Notifier {
         }
     }
 
-    /// Sends a held notification early: its worker is about to sleep, and a sleep until the
-    /// notification is due would be so short that it would end too late.
+    /// Sends a held notification early. Its worker is about to sleep, and the time until the
+    /// notification is due is so short that the worker would wake up after it.
     pub(crate) fn send_before_sleep(&mut self, stats: &QueueStats) {
         if self.held.is_some() {
             self.send(Cause::Time, stats);

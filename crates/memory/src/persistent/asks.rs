@@ -57,7 +57,7 @@ impl GrantAsks {
         self.pages.len()
     }
 
-    /// True if there are none.
+    /// True if there are no pages.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.pages.is_empty()

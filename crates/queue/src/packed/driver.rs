@@ -40,7 +40,7 @@ pub struct PackedDriverHalf {
     used: Place,
     free_count: u16,
     free_ids: Vec<u16>,
-    /// Descriptors that were made available and whose chains were not seen.
+    /// Descriptors that the driver made available, and whose used descriptor it has not read yet.
     unseen: u16,
     /// Chains that were seen and not taken.
     seen: VecDeque<UsedChain>,

@@ -300,7 +300,8 @@ fn by_threads() -> String {
         let _ = denied::reach::map_executable();
         made.is_ok()
     };
-    // The name of an ended thread cannot be read: so each thread waits until its line is made.
+    // The kernel does not show the name of a thread that has ended: keep each thread alive
+    // until its line is made.
     let line = |is_done: bool| {
         let result = if is_done { "done" } else { "refused" };
         format!("{}: {result}\n", super::denied::lines().join(" "))

@@ -68,9 +68,10 @@ impl Relay {
         Message::Command(message.len())
     }
 
-    /// Appends the first of `bytes` to what the client gets to whom they belong, and returns how
-    /// many these are; 0: more bytes must come. The head of a reply gets the client's own cookie.
-    /// Bytes of a client that `out` has nothing for are dropped.
+    /// Appends the leading bytes that belong to one client to that client's buffer, which `out`
+    /// returns for its number. Returns how many bytes were consumed; 0: `bytes` ends inside the
+    /// head of a reply. The cookie in the head is replaced by the client's own. If `out` returns
+    /// `None`, the client's bytes are dropped.
     ///
     /// # Errors
     /// [`NbdError::Reply`]: these bytes are no reply to a command that waits.

@@ -27,7 +27,7 @@ impl RawRequest {
         Self { abi, words }
     }
 
-    /// The layout that it has.
+    /// The machine ABI by which the request is laid out.
     #[must_use]
     #[inline]
     pub const fn abi(&self) -> Abi {
