@@ -130,6 +130,29 @@ fn a_device_process_that_is_killed_under_load_costs_frames_and_no_connection() {
 }
 
 #[test]
+fn a_device_process_that_starts_while_its_interface_is_away_has_no_sockets_until_it_is_back() {
+    with_daemon(|daemon| {
+        let (host, mut guest) = (Host::on("v1"), connect(&daemon, "lan"));
+        talks(&mut guest, &host, b"before");
+        drop(host);
+        run("ip link delete v0");
+        for starts in 2..4u64 {
+            kill_process(pid(&daemon, "a"), Signal::KILL).unwrap();
+            let serves = || {
+                let process = process(&daemon, "a");
+                process["starts"] == starts && process["devices"] == json!(["lan"])
+            };
+            assert!(wait_until(serves), "{}", daemon.log());
+            assert!(sockets_of(&daemon, "a").is_empty());
+        }
+        make_cable("v0", "v1");
+        talks(&mut guest, &Host::on("v1"), b"after");
+        assert_eq!(process(&daemon, "a")["starts"], 3, "{}", daemon.log());
+        assert!(daemon.terminate().success());
+    });
+}
+
+#[test]
 fn a_device_process_that_is_taken_has_its_own_sockets_and_makes_binds_and_changes_none() {
     with_daemon(|daemon| {
         let (host, mut guest) = (Host::on("v1"), connect(&daemon, "lan"));

@@ -181,20 +181,14 @@ fn xdp(lent: Lent, queue_pairs: usize, owner: Arc<dyn Owner>) -> Result<XdpLentP
     if lent.queues.is_empty() {
         return XdpLentPort::waiting(lent, queue_pairs, owner);
     }
-    let Lent { facts, queues, table: _ } = lent;
-    let copies = queues.iter().map(|queue| rustix::io::fcntl_dupfd_cloexec(queue, 0));
-    let copies = copies.collect::<Result<Vec<_>, _>>();
-    let opened = copies.and_then(|queues| {
-        let lent = Lent { facts: facts.clone(), queues, table: None };
-        XdpLentPort::new(lent, owner.clone())
-    });
-    match opened {
-        Err(error @ (Errno::MFILE | Errno::NFILE | Errno::NOMEM)) => {
+    let facts = lent.facts.clone();
+    match XdpLentPort::new(lent, owner.clone()) {
+        Err((error @ (Errno::MFILE | Errno::NFILE | Errno::NOMEM), queues)) => {
             let interface = &facts.interface;
             tracing::warn!(interface, %error, "opening its AF_XDP sockets failed; retrying");
             XdpLentPort::waiting(Lent { facts, queues, table: None }, queue_pairs, owner)
         }
-        opened => opened,
+        opened => opened.map_err(|(errno, _)| errno),
     }
 }
 

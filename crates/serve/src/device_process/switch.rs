@@ -99,10 +99,7 @@ impl Interface {
             // The lock is free while the memory is mapped: the control thread notes losses.
             std::mem::take(&mut state.queues)
         };
-        let copies = queues.iter().map(|queue| rustix::io::fcntl_dupfd_cloexec(queue, 0));
-        let copies = copies.collect::<Result<Vec<_>, _>>();
-        match copies.and_then(|copies| HostPort::new(self.facts.clone(), copies, &self.supervisor))
-        {
+        match HostPort::new(self.facts.clone(), queues, &self.supervisor) {
             Ok(opened) => {
                 let port = opened.port();
                 let mut state = self.state();
@@ -112,7 +109,7 @@ impl Interface {
                 state.port = Some(opened);
                 Ok(port)
             }
-            Err(errno) => {
+            Err((errno, queues)) => {
                 self.state().queues = queues;
                 Err(errno)
             }
@@ -131,17 +128,21 @@ impl HostPort {
     /// Opens the interface on the descriptors of its queue.
     ///
     /// # Errors
-    /// The memory or the rings of a socket cannot be mapped.
+    /// The memory or the rings of a socket cannot be mapped. The descriptors come back.
     fn new(
         facts: Facts,
         queues: Vec<OwnedFd>,
         supervisor: &SupervisorClient,
-    ) -> Result<Self, Errno> {
+    ) -> Result<Self, (Errno, Vec<OwnedFd>)> {
         let (owner, is_xdp) = (Arc::new(supervisor.clone()), facts.chunk.is_some());
         let lent = Lent { facts, queues, table: None };
         Ok(match is_xdp {
             true => Self::Xdp(Arc::new(XdpLentPort::new(lent, owner)?)),
-            false => Self::Queue(Arc::new(LentPort::new(lent, false, owner)?)),
+            false => {
+                // It needs no descriptor and no memory of the host, and so fails at no limit.
+                let port = LentPort::new(lent, false, owner);
+                Self::Queue(Arc::new(port.map_err(|errno| (errno, Vec::new()))?))
+            }
         })
     }
 

@@ -24,7 +24,9 @@ use super::busy::while_long_busy;
 use super::chunks::Chunks;
 use super::pair::{Left, Pair};
 use super::queue::{XdpRx, XdpTx};
-use super::socket::{MEMORY_SIZE, Wanted, XdpSocket, bind_copying, chunk_size, register_lent};
+use super::socket::{
+    MEMORY_SIZE, Rings, Wanted, XdpSocket, bind_copying, chunk_size, is_chunk_size, register_lent,
+};
 use super::{AROUND, XdpPort};
 use crate::net::tap::TapError;
 use crate::net::tap::lent::{Facts, Lent, Owner, Renewed};
@@ -259,21 +261,25 @@ impl XdpLentPort {
     ///
     /// # Errors
     /// `EINVAL`: there is no socket, or the descriptors are of another kind. Any other: the memory
-    /// or the rings cannot be mapped.
-    pub fn new(lent: Lent, owner: Arc<dyn Owner>) -> Result<Self, Errno> {
+    /// or the rings cannot be mapped. The descriptors come back, so that the next try needs no
+    /// copies of them.
+    pub fn new(lent: Lent, owner: Arc<dyn Owner>) -> Result<Self, (Errno, Vec<OwnedFd>)> {
         let Lent { facts, queues, table: _ } = lent;
-        let chunk = facts.chunk.ok_or(Errno::INVAL)?;
-        Self::with(facts, mapped(queues, chunk)?, owner)
+        let (count, chunk) = (queues.len().saturating_sub(1), facts.chunk.unwrap_or(0));
+        let port = match Self::with(facts, count, owner) {
+            Ok(port) => port,
+            Err(errno) => return Err((errno, queues)),
+        };
+        port.state().unused = mapped(queues, chunk)?;
+        Ok(port)
     }
 
-    fn with(
-        facts: Facts,
-        unused: Vec<Option<XdpSocket>>,
-        owner: Arc<dyn Owner>,
-    ) -> Result<Self, Errno> {
+    /// Makes a port without sockets.
+    fn with(facts: Facts, count: usize, owner: Arc<dyn Owner>) -> Result<Self, Errno> {
         let Facts { interface, mtu, host_filter, .. } = facts;
-        let pairs = unused.iter().map(|_| Pair::without_socket().map(Arc::new));
+        let pairs = (0..count).map(|_| Pair::without_socket().map(Arc::new));
         let (pairs, renewed) = (pairs.collect::<Result<_, _>>()?, Renewed::default());
+        let unused = (0..count).map(|_| None).collect();
         let state = Mutex::new(State { host_filter, is_gone: false, renewed, unused });
         Ok(Self { interface, pairs, owner, state, mtu: AtomicU16::new(mtu.unwrap_or(0)) })
     }
@@ -290,7 +296,7 @@ impl XdpLentPort {
         if queue_pairs == 0 {
             return Err(Errno::INVAL);
         }
-        let port = Self::with(facts, (0..queue_pairs).map(|_| None).collect(), owner)?;
+        let port = Self::with(facts, queue_pairs, owner)?;
         match queues.is_empty() {
             true => port.lose(),
             false => port.renew(queues, chunk, host_filter)?,
@@ -342,23 +348,36 @@ impl XdpLentPort {
     }
 }
 
-/// Maps the rings of lent sockets. `queues` has the sockets, and behind them the file with their
-/// memory.
-fn mapped(mut queues: Vec<OwnedFd>, chunk: u32) -> Result<Vec<Option<XdpSocket>>, Errno> {
-    let memory = queues.pop().ok_or(Errno::INVAL)?;
-    if queues.is_empty() {
-        return Err(Errno::INVAL);
-    }
+/// Maps the rings of lent sockets, in chunks of `chunk` bytes. `queues` has the sockets, and behind
+/// them the file with their memory. If that fails, the descriptors come back.
+fn mapped(
+    queues: Vec<OwnedFd>,
+    chunk: u32,
+) -> Result<Vec<Option<XdpSocket>>, (Errno, Vec<OwnedFd>)> {
+    let parts = match in_own_memory(|| parts(&queues, chunk)) {
+        Ok(parts) => parts,
+        Err(errno) => return Err((errno, queues)),
+    };
     let frame_size = Chunks::room(chunk);
-    let map = |(index, fd): (usize, OwnedFd)| {
-        let part = Mapping::of_file(&memory, place(index), MEMORY_SIZE.into());
-        let part = Arc::new(part.map_err(|_| Errno::NOMEM)?);
-        let queue = u32::try_from(index).map_err(|_| Errno::INVAL)?;
+    let socket = |(queue, (fd, (part, rings))): (u32, (OwnedFd, _))| {
         // No interface is needed here: the owner binds the socket.
         let wanted = Wanted { interface: 0, queue, frame_size };
-        in_own_memory(|| XdpSocket::mapped(fd, part, chunk, wanted, None)).map(Some)
+        Some(in_own_memory(|| XdpSocket::mapped((fd, rings), part, chunk, wanted, None)))
     };
-    queues.into_iter().enumerate().map(map).collect()
+    Ok((0..).zip(queues.into_iter().zip(parts)).map(socket).collect())
+}
+
+/// Maps the memory and the rings of each socket.
+fn parts(queues: &[OwnedFd], chunk: u32) -> Result<Vec<(Arc<Mapping>, Rings)>, Errno> {
+    let (memory, sockets) = queues.split_last().ok_or(Errno::INVAL)?;
+    if sockets.is_empty() || !is_chunk_size(chunk) {
+        return Err(Errno::INVAL);
+    }
+    let map = |(index, fd): (usize, &OwnedFd)| {
+        let part = Mapping::of_file(memory, place(index), MEMORY_SIZE.into());
+        Ok((Arc::new(part.map_err(|_| Errno::NOMEM)?), Rings::map(fd)?))
+    };
+    sockets.iter().enumerate().map(map).collect()
 }
 
 impl Port for XdpLentPort {
@@ -446,11 +465,9 @@ impl Port for XdpLentPort {
         let name = &self.interface;
         let (renewed, _outdated) = self.state().renewed.take();
         let (number, (queues, chunk)) = renewed.ok_or_else(|| TapError::Missing(name.clone()))?;
-        let copies = queues.iter().map(|queue| rustix::io::fcntl_dupfd_cloexec(queue, 0));
-        let copies = copies.collect::<Result<Vec<_>, _>>();
-        let unused = match copies.and_then(|copies| mapped(copies, chunk)) {
+        let unused = match mapped(queues, chunk) {
             Ok(unused) => unused,
-            Err(errno) => {
+            Err((errno, queues)) => {
                 // The owner sends them once: they are needed for the next try.
                 self.state().renewed.put_back(number, (queues, chunk));
                 return Err(TapError::system(name, "take its queues", errno));

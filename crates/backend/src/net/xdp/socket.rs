@@ -72,6 +72,34 @@ pub(super) struct XdpSocket {
     flags: SocketAddrXdpFlags,
 }
 
+/// The four rings of a socket, mapped.
+pub(super) struct Rings {
+    rx: Ring,
+    fill: Ring,
+    tx: Ring,
+    completion: Ring,
+}
+
+impl Rings {
+    /// Maps the rings of the socket `fd`.
+    ///
+    /// # Errors
+    /// `EOPNOTSUPP`, `ENOPROTOOPT`, `ENOTSOCK`: `fd` is no such socket. Any other: a ring cannot be
+    /// mapped.
+    pub(super) fn map(fd: &OwnedFd) -> Result<Self, Errno> {
+        let parts = xdp_mmap_offsets(fd)?;
+        let ring = |offset, parts, entry| {
+            Ring::map(fd.as_fd(), &RingLayout { offset, parts, entry, size: RING_SIZE })
+        };
+        Ok(Self {
+            rx: ring(XDP_PGOFF_RX_RING, parts.rx, 16)?,
+            fill: ring(XDP_UMEM_PGOFF_FILL_RING, parts.fr, 8)?,
+            tx: ring(XDP_PGOFF_TX_RING, parts.tx, 16)?,
+            completion: ring(XDP_UMEM_PGOFF_COMPLETION_RING, parts.cr, 8)?,
+        })
+    }
+}
+
 impl XdpSocket {
     /// Makes a socket in copy mode: the kernel copies frames from and to its memory.
     ///
@@ -118,28 +146,22 @@ impl XdpSocket {
         pages: Option<Pages>,
     ) -> Result<Self, Errno> {
         make_rings(&fd)?;
-        Self::mapped(fd, own, size, wanted, pages)
+        let rings = Rings::map(&fd)?;
+        Ok(Self::mapped((fd, rings), own, size, wanted, pages))
     }
 
-    /// Maps the rings of the socket `fd`, whose chunks of `size` bytes lie in `own`.
-    ///
-    /// # Errors
-    /// A ring cannot be mapped.
+    /// Makes a socket of a descriptor with its rings. Its chunks of `size` bytes lie in `own`.
     pub(super) fn mapped(
-        fd: OwnedFd,
+        (fd, rings): (OwnedFd, Rings),
         own: Arc<Mapping>,
         size: u32,
         wanted: Wanted,
         pages: Option<Pages>,
-    ) -> Result<Self, Errno> {
-        let parts = xdp_mmap_offsets(&fd)?;
-        let ring = |offset, parts, entry| {
-            Ring::map(fd.as_fd(), &RingLayout { offset, parts, entry, size: RING_SIZE })
-        };
+    ) -> Self {
         let half = MEMORY_SIZE / size / 2;
         let mut rx = RxEnd {
-            ring: ring(XDP_PGOFF_RX_RING, parts.rx, 16)?,
-            fill: ring(XDP_UMEM_PGOFF_FILL_RING, parts.fr, 8)?,
+            ring: rings.rx,
+            fill: rings.fill,
             chunks: Chunks::new(0, size, half),
             memory: own.clone(),
             wrong: 0,
@@ -147,8 +169,8 @@ impl XdpSocket {
         rx.fill();
         let chunks = Chunks::new(half, size, half);
         let tx = TxEnd {
-            ring: ring(XDP_PGOFF_TX_RING, parts.tx, 16)?,
-            completion: ring(XDP_UMEM_PGOFF_COMPLETION_RING, parts.cr, 8)?,
+            ring: rings.tx,
+            completion: rings.completion,
             free: chunks.all().collect(),
             chunks,
             memory: own,
@@ -161,7 +183,7 @@ impl XdpSocket {
             Some(_) => SocketAddrXdpFlags::XDP_ZEROCOPY | SocketAddrXdpFlags::XDP_USE_NEED_WAKEUP,
             None => SocketAddrXdpFlags::XDP_COPY,
         };
-        Ok(Self { tx, rx, wanted, flags })
+        Self { tx, rx, wanted, flags }
     }
 
     /// Binds the socket to its queue. It gets frames only once the interface's program passes them
@@ -209,6 +231,11 @@ fn bind_to(socket: &OwnedFd, flags: SocketAddrXdpFlags, wanted: Wanted) -> Resul
 pub(super) fn chunk_size(frame_size: u32) -> Result<u32, Errno> {
     let fits = |size: &&u32| Chunks::room(**size) >= frame_size;
     CHUNK_SIZES.iter().find(fits).copied().ok_or(Errno::MSGSIZE)
+}
+
+/// True if sockets have chunks of this size.
+pub(super) fn is_chunk_size(size: u32) -> bool {
+    CHUNK_SIZES.contains(&size)
 }
 
 /// Makes a socket with the memory `range` and with rings, which another process maps.

@@ -2,7 +2,9 @@
 //! is lent others.
 
 use super::*;
+use manyring_backend::net::tap::lent::Facts;
 use manyring_backend::net::xdp::lent::XdpLentPort;
+use rustix::fd::AsRawFd;
 use rustix::net::xdp::{SocketAddrXdp, SocketAddrXdpFlags};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -301,6 +303,22 @@ fn sockets_that_cannot_be_mapped_now_stay_for_the_next_try() {
         let port = borrowed(&owner);
         let nothing = || std::fs::File::open("/dev/null").unwrap().into();
         let (chunk, filter) = (Some(2048), HostFilter::default());
+        // They are not copied for a try: as many descriptors may not be free.
+        let queues: Vec<rustix::fd::OwnedFd> = vec![nothing(), nothing()];
+        let numbers = |all: &[rustix::fd::OwnedFd]| all.iter().map(AsRawFd::as_raw_fd).collect();
+        let before: Vec<_> = numbers(&queues);
+        let facts = Facts {
+            interface: "v0".to_owned(),
+            is_macvtap: false,
+            offloads: Offloads::default(),
+            mtu: None,
+            can_hash: false,
+            host_filter: filter,
+            chunk,
+        };
+        let lent = Lent { facts, queues, table: None };
+        let (_, back) = XdpLentPort::new(lent, Arc::new(Local(owner.clone()))).unwrap_err();
+        assert_eq!(numbers(&back), before);
         port.renew(vec![nothing(), nothing()], chunk, filter).unwrap();
         for _ in 0..3 {
             assert!(matches!(port.join_again(), Err(TapError::System { .. })));
