@@ -62,8 +62,8 @@ impl ByteStream {
     /// `WouldBlock`: there are no bytes yet. `InvalidData`: the process has sent descriptors; the
     /// stream has ended for that reason.
     pub fn read(&self, bytes: &mut [u8]) -> io::Result<usize> {
-        let (count, brought, is_cut) = receive_into(self.as_fd(), bytes, &self.janitor)?;
-        if is_cut || !brought.is_empty() {
+        let (count, brought, flags) = receive_into(self.as_fd(), bytes, &self.janitor)?;
+        if flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC) || !brought.is_empty() {
             self.finish();
             return Err(io::ErrorKind::InvalidData.into());
         }
@@ -141,13 +141,13 @@ impl Drop for Brought {
     }
 }
 
-/// Receives without waiting. Returns the number of bytes, the descriptors, and true if bytes or
-/// descriptors were lost because there was no space for them.
+/// Receives without waiting. Returns the number of bytes, the descriptors, and whether bytes
+/// (`TRUNC`) or descriptors (`CTRUNC`) were lost because there was no space for them.
 pub(crate) fn receive_into(
     socket: impl AsFd,
     bytes: &mut [u8],
     janitor: &Arc<Janitor>,
-) -> io::Result<(usize, Brought, bool)> {
+) -> io::Result<(usize, Brought, ReturnFlags)> {
     // Room for the most descriptors that a message can carry: the kernel would close those that do
     // not fit, on this thread.
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MESSAGE_FDS_MAX))];
@@ -161,8 +161,7 @@ pub(crate) fn receive_into(
             brought.fds.extend(rights);
         }
     }
-    let is_cut = received.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC);
-    Ok((received.bytes, brought, is_cut))
+    Ok((received.bytes, brought, received.flags))
 }
 
 #[cfg(test)]

@@ -9,8 +9,8 @@ use manyring_protocol::message::{FDS_MAX, SIZE_MAX};
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
 use rustix::net::{
-    AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags, SocketType,
-    socketpair,
+    AddressFamily, ReturnFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags,
+    SocketType, socketpair,
 };
 use std::io::{self, IoSlice};
 use std::mem::MaybeUninit;
@@ -92,7 +92,8 @@ impl Channel {
     ///
     /// # Errors
     /// `InvalidData`: the message is longer than [`SIZE_MAX`], or has more than [`FDS_MAX`]
-    /// descriptors.
+    /// descriptors. `Other`: this process has no descriptor free for those of the message. They are
+    /// lost, so the channel is of no use any more: the peer counts them as received.
     pub async fn receive(&self) -> io::Result<Option<Came>> {
         match self.came().await {
             Err(error) if error.kind() == io::ErrorKind::ConnectionReset => Ok(None),
@@ -138,8 +139,14 @@ impl Channel {
 
 fn receive(socket: &OwnedFd, janitor: &Arc<Janitor>) -> io::Result<Option<Came>> {
     let mut bytes = vec![0; SIZE_MAX];
-    let (count, brought, is_cut) = receive_into(socket, &mut bytes, janitor)?;
-    if is_cut || brought.len() > FDS_MAX {
+    let (count, brought, flags) = receive_into(socket, &mut bytes, janitor)?;
+    // The buffer holds as many descriptors as a message can carry: the kernel drops some only if
+    // this process can have no more.
+    if flags.contains(ReturnFlags::CTRUNC) {
+        let problem = "no file descriptor was free for those of a message (limit of open files)";
+        return Err(io::Error::other(problem));
+    }
+    if flags.contains(ReturnFlags::TRUNC) || brought.len() > FDS_MAX {
         return Err(io::ErrorKind::InvalidData.into());
     }
     bytes.truncate(count);

@@ -437,7 +437,7 @@ impl DeviceProcess {
                     let (bytes, fds) = match came {
                         Ok(Some(came)) => came,
                         Ok(None) => return "the process has ended".to_owned(),
-                        Err(error) => return format!("invalid report: {error}"),
+                        Err(error) => return format!("reading a report failed: {error}"),
                     };
                     let report = message::parse(&bytes).map_err(|error| error.to_string());
                     report.iter().for_each(|report| deadline.handle(report));
