@@ -2,8 +2,8 @@
 //! pair; all other calls go to the inner port.
 
 use super::switch::PortCounters;
-use super::tap::TapError;
 use super::tap::lent::Lent;
+use super::tap::{Flows, TapError};
 use super::{HostFilter, Port, PortRx, PortTx, QueueLengthInfo};
 use crate::sys::link::LinkEvent;
 use manyring_wire::net::Offloads;
@@ -106,6 +106,10 @@ impl<D: Decorator> Port for Decorated<D> {
 
     fn set_rss(&self, rss: Option<Arc<Rss>>) -> Result<(), Errno> {
         self.inner.set_rss(rss)
+    }
+
+    fn flows(&self) -> Option<&Flows> {
+        self.inner.flows()
     }
 
     fn host_filter(&self) -> HostFilter {

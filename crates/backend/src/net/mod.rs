@@ -42,8 +42,8 @@ use manyring_wire::net::rss::Rss;
 use manyring_wire::net::{MacAddress, Offloads};
 use rustix::io::Errno;
 use std::sync::Arc;
-use tap::TapError;
 use tap::lent::Lent;
+use tap::{Flows, TapError};
 
 /// The most frames of one burst.
 pub const FRAMES_MAX: usize = 64;
@@ -174,6 +174,12 @@ pub trait Port: Send + Sync + std::fmt::Debug {
     /// `EOPNOTSUPP`: the port cannot ([`Self::can_hash`]). Any other: the host refuses it.
     fn set_rss(&self, rss: Option<Arc<Rss>>) -> Result<(), Errno> {
         if rss.is_some() { Err(Errno::OPNOTSUPP) } else { Ok(()) }
+    }
+
+    /// Returns the table by which the host chooses the pair of each frame; `None`: it has its own
+    /// rules, and uses all pairs that are attached.
+    fn flows(&self) -> Option<&Flows> {
+        None
     }
 
     /// Returns the frames that the host withholds from the guest.

@@ -28,7 +28,8 @@ use super::{HostFilter, Port, PortRx, PortTx, QueueLengthInfo};
 use crate::sys::link::{Change, InterfaceInfo, LinkEvent, Links};
 use crate::sys::tuntap as sys;
 pub(super) use find::{find, open_links};
-use flows::{FlowRecorder, Flows};
+use flows::FlowRecorder;
+pub use flows::Flows;
 use lent::{Lent, transmit};
 use manyring_wire::net::Offloads;
 use manyring_wire::net::rss::Rss;
@@ -308,6 +309,7 @@ impl TapPort {
             let _ = sys::set_steering(self.queues[0].as_fd(), None);
             return;
         }
+        flows.set_length(self.queue_length.each());
         flows.set_queues(&state.order);
     }
 
@@ -414,6 +416,10 @@ impl Port for TapPort {
 
     fn can_hash(&self) -> bool {
         self.flows.is_some()
+    }
+
+    fn flows(&self) -> Option<&Flows> {
+        self.flows.as_deref()
     }
 
     fn set_rss(&self, rss: Option<Arc<Rss>>) -> Result<(), Errno> {

@@ -7,7 +7,7 @@ use crate::limit_keys::Of;
 use crate::numbers;
 use crate::tables::{RawNet, RawQueueLength};
 use manyring_backend::net::tap::{QueueLength, check_name};
-use manyring_device::net::{MacAddress, NetOptions, Offload, Reclaim, parse_mac};
+use manyring_device::net::{MacAddress, NetOptions, Offload, ReceivePairs, Reclaim, parse_mac};
 use manyring_protocol::spec::{DeviceSpec, KindSpec, NetFaultSpec, NetSpec, PortSpec};
 use serde::{Serialize, Serializer};
 use std::path::PathBuf;
@@ -146,6 +146,7 @@ impl NetPlan {
             reclaim,
             offload,
             hash_report: raw.hash_report.unwrap_or(false),
+            receive_pairs: ReceivePairs::All,
         };
         let device = DevicePlan::new(name, place, raw.socket(), queue_workers, limit)?;
         let net = Self {

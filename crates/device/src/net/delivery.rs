@@ -65,7 +65,7 @@ impl TurnProgress {
 }
 
 /// The most frames and bytes of a turn; the driver is notified when the turn ends.
-const TURN_FRAMES: usize = 64;
+pub(super) const TURN_FRAMES: usize = 64;
 const TURN_BYTES: usize = 512 << 10;
 /// The most buffer pieces that a turn may fill: after so many it begins no further frame. A guest
 /// may post buffers whose descriptors have one byte each, and each such piece costs the worker as

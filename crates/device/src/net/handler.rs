@@ -168,7 +168,7 @@ impl<R: Chains> Handler<R> for NetRx {
         let (is_gone, has_room) = (self.is_broken(), self.has_room());
         let limited_ns = self.limited_until_ns().filter(|_| !is_gone);
         let is_open = limited_ns.is_none();
-        let awaits_port = !is_gone && has_room && is_open;
+        let awaits_port = !is_gone && has_room && is_open && !self.is_held();
         Waits {
             driver: !is_gone && !has_room && is_open,
             // Without buffers do not watch the port: it would report the same frame again at once.

@@ -18,6 +18,7 @@ mod fuzzing;
 mod handler;
 mod kept_buffers;
 mod lending;
+mod moves;
 mod owned;
 mod pace;
 mod pairs;
@@ -25,6 +26,7 @@ mod parse;
 mod port;
 mod posted;
 mod presence;
+mod receive;
 mod refusal;
 mod rules;
 mod rx;
@@ -42,7 +44,9 @@ pub use config::{Offload, Reclaim};
 pub use fuzzing::{SoloControl, SoloRx, SoloTx, passes};
 pub use manyring_wire::net::rss::RssConfig;
 pub use manyring_wire::net::{MacAddress, Offloads, is_mtu, parse_mac};
+pub use moves::{Gate, Receiving};
 pub use owned::{Guest, Outside, OwnedPort};
+pub use receive::ReceivePairs;
 pub use side::NetSide;
 
 use crate::live::Live;
@@ -102,6 +106,8 @@ pub struct NetOptions {
     /// True if the device offers to report the hash of each frame (`VIRTIO_NET_F_HASH_REPORT`). A
     /// driver that accepts this receives frames by a slower path.
     pub hash_report: bool,
+    /// To how many of the guest's pairs the host delivers frames.
+    pub receive_pairs: ReceivePairs,
 }
 
 impl Default for NetOptions {
@@ -118,6 +124,7 @@ impl Default for NetOptions {
             reclaim: Reclaim::default(),
             offload: Offload::default(),
             hash_report: false,
+            receive_pairs: ReceivePairs::All,
         }
     }
 }
@@ -199,6 +206,8 @@ struct Inner {
     /// The rules that all running queues follow.
     live: Arc<Live<Rules>>,
     limit: Arc<Limit>,
+    /// The order of flows when the host delivers to other pairs.
+    receiving: Receiving,
     state: Mutex<State>,
     /// Locked while workers are told of changes, one after another, and never during a call of the
     /// host. A task that takes this lock and the lock of host calls takes this one second.
@@ -212,6 +221,7 @@ impl NetDevice {
     /// Makes a device on `port`, whose queues run in `pool`.
     #[must_use]
     pub fn new(options: NetOptions, port: Arc<dyn Port>, pool: Arc<Pool>) -> Self {
+        receive::begin(&*port, options.receive_pairs, &options.name);
         let vq_count = options.queue_pairs * 2 + 1;
         let mut vqs = vec![Vq::default(); vq_count];
         // The last virtqueue can only be the control queue.
@@ -235,6 +245,7 @@ impl NetDevice {
         };
         let stats = Arc::new(DeviceStats::new(QueueClass::Net, vq_count));
         Self(Arc::new(Inner {
+            receiving: Receiving::new(options.queue_pairs),
             state: Mutex::new(state),
             host: HostPort::new(port, options.queue_pairs),
             told: tokio::sync::Mutex::default(),
@@ -332,7 +343,12 @@ impl NetSide for NetDevice {
     }
 
     fn look_after_port(&self) -> PendingResult<'_, ()> {
-        Box::pin(self.0.look_after())
+        Box::pin(async {
+            tokio::select! {
+                () = self.0.look_after() => {}
+                () = self.0.choose_receivers() => {}
+            }
+        })
     }
 }
 

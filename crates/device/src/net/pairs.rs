@@ -42,7 +42,7 @@ fn no_memory(_: MemoryError) -> StartError {
 impl State {
     /// True if the virtqueue is started and enabled, its pair is in use, and the port's interface
     /// exists.
-    fn serves(&self, index: usize) -> bool {
+    pub(super) fn serves(&self, index: usize) -> bool {
         let in_use = !self.has_control || index / 2 < self.pairs_in_use;
         let in_use = in_use && !self.port.is_gone;
         self.vqs.get(index).is_some_and(|vq| vq.is_started && vq.is_enabled && in_use)
@@ -134,6 +134,7 @@ impl Inner {
         let is_mergeable = features & VIRTIO_NET_F_MRG_RXBUF != 0;
         let rx = NetRx::new(port, self.renew_rules(), is_mergeable, ring_size);
         let mut rx = rx.map_err(no_memory)?.follow(self.live.clone()).limited(self.limit.clone());
+        rx = rx.gated(self.receiving.gate(pair));
         rx.set_headers(header_size(features));
         Ok(rx)
     }

@@ -35,6 +35,9 @@ pub(super) struct PortState {
     pub(super) rss: Option<Arc<Rss>>,
     /// The settings that the host was last told: pairs in use, offloads, and hash.
     pub(super) attached: Vec<bool>,
+    /// The pairs that the host uses, in the order of its queues: it adds a queue at the end, and
+    /// moves the last one to the place of a queue that it stops using.
+    pub(super) order: Vec<usize>,
     pub(super) host_given: Option<Offloads>,
     pub(super) host_rss: Option<Arc<Rss>>,
     refusals: Refusals,
@@ -83,6 +86,7 @@ impl PortState {
             given: Offloads::default(),
             rss: None,
             attached: vec![false; queue_pairs],
+            order: Vec::new(),
             host_given: None,
             host_rss: None,
             refusals: Refusals::default(),
@@ -107,6 +111,16 @@ impl PortState {
 
     pub(super) fn is_link_up(&self) -> bool {
         self.is_link_shown && !self.is_loss_shown
+    }
+
+    /// Notes that the host uses a pair from now on, or does so no more.
+    fn note_attached(&mut self, pair: usize, attached: bool) {
+        self.attached[pair] = attached;
+        match self.order.iter().position(|other| *other == pair) {
+            Some(place) if !attached => drop(self.order.swap_remove(place)),
+            None if attached => self.order.push(pair),
+            _ => {}
+        }
     }
 
     /// Returns the number of pairs that the host uses.
@@ -143,6 +157,9 @@ pub(super) struct HostPort {
     pub(super) hint: Notify,
     /// Notified when the host has begun or ceased to use a pair.
     pub(super) attached: Notify,
+    /// The same, for the choice of the pairs to deliver to (`receive.rs`); also after a hash was
+    /// set or removed.
+    pub(super) receivers: Notify,
 }
 
 impl HostPort {
@@ -154,6 +171,7 @@ impl HostPort {
             changes: watch::Sender::new(0),
             hint: Notify::new(),
             attached: Notify::new(),
+            receivers: Notify::new(),
         }
     }
 
@@ -200,9 +218,10 @@ pub(super) trait HasPort {
             let done = done.unwrap_or(Err(Errno::INTR));
             is_refused[pair] = done.is_err();
             self.host().attached.notify_one();
+            self.host().receivers.notify_one();
             let told = self.with(|state| {
                 if done.is_ok() {
-                    state.attached[pair] = wanted;
+                    state.note_attached(pair, wanted);
                 }
                 state.note(Setting::Pair { pair, is_attached: wanted }, done)
             });
@@ -264,6 +283,7 @@ pub(super) trait HasPort {
                 return false;
             }
             self.with(|state| state.host_rss = rss);
+            self.host().receivers.notify_one();
         }
     }
 

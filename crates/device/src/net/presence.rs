@@ -202,6 +202,7 @@ pub(super) trait Presence: HasPort {
             // The host uses no pair and no offloads of the new interface yet.
             self.with(|state| {
                 state.attached.fill(false);
+                state.order.clear();
                 state.host_given = None;
                 state.forget_refusals();
                 state.link_up

@@ -25,7 +25,7 @@ mod limited;
 use super::delivery::{Delivery, TurnProgress};
 use super::posted::Posted;
 use super::tally::Tally;
-use super::{NetTurn, Rules};
+use super::{NetTurn, Rules, moves};
 use crate::live::Live;
 use limited::Passing;
 use manyring_backend::net::{FRAMES_MAX, GROUP_FRAMES, Incoming, PortRx, Readiness};
@@ -73,6 +73,10 @@ pub(crate) struct NetRx {
     /// True if the port lent frames at the last call; false: its frames must be read.
     lends: bool,
     short_row: u32,
+    /// Whether frames may be taken now, and how many of the next ones must come before those of
+    /// other pairs.
+    open: Arc<moves::Gate>,
+    older: u32,
     /// True if the port is down, detached or deleted.
     broken: bool,
     refusals: u32,
@@ -115,6 +119,8 @@ impl NetRx {
             waiting: 0,
             lends: false,
             short_row: 0,
+            open: Arc::default(),
+            older: 0,
             broken: false,
             refusals: 0,
             is_out: false,
@@ -130,6 +136,17 @@ impl NetRx {
     pub(crate) fn follow(mut self, live: Arc<Live<Rules>>) -> Self {
         self.live = Some(live);
         self
+    }
+
+    /// Sets the gate, which says when frames may be taken.
+    pub(crate) fn gated(mut self, gate: Arc<moves::Gate>) -> Self {
+        self.open = gate;
+        self
+    }
+
+    /// True if no frame may be taken now; an order ends that.
+    pub(crate) fn is_held(&self) -> bool {
+        self.open.look().is_none()
     }
 
     /// Loads the present rules and the present limit.
@@ -188,9 +205,10 @@ impl NetRx {
     #[inline(never)]
     pub(crate) fn turn(&mut self, queue: &mut impl Chains, stats: &QueueStats) -> NetTurn {
         let mut progress = TurnProgress::default();
-        if queue.is_faulted() || self.broken {
+        let Some(older) = self.open.look().filter(|_| !queue.is_faulted() && !self.broken) else {
             return progress.turn;
-        }
+        };
+        self.older = older;
         self.to.pieces_filled = 0;
         self.to.posted.begin_turn();
         if self.waiting > 0 {
@@ -237,6 +255,7 @@ impl NetRx {
         if self.gate.is_some() {
             self.charge_delivered();
         }
+        self.open.note(older, self.older);
         let Tally { packets, bytes, gso } = std::mem::take(&mut self.to.tally);
         if packets > 0 {
             stats.packets.add(packets);
@@ -323,7 +342,11 @@ impl NetRx {
         self.make_offer();
         let size = match self.port.recv(self.offer.as_slices()) {
             Ok(size) => size.min(SIZE_MAX),
-            Err(Errno::AGAIN | Errno::INTR) => return false,
+            Err(Errno::AGAIN) => {
+                self.older = 0;
+                return false;
+            }
+            Err(Errno::INTR) => return false,
             Err(Errno::FAULT) => {
                 // EFAULT: guest memory was truncated. The frame is lost.
                 stats.dropped_memory.add(1);
@@ -344,6 +367,7 @@ impl NetRx {
             }
         };
         self.refusals = 0;
+        self.older = self.older.saturating_sub(1);
         let used = self.take_frame(queue, stats, size);
         progress.add(size, used);
         true

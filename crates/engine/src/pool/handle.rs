@@ -91,7 +91,7 @@ impl Route {
 
     /// Returns the worker that owns the queue; `None` while the queue moves, or while an order is
     /// sent.
-    pub(crate) fn worker(&self) -> Option<usize> {
+    pub fn worker(&self) -> Option<usize> {
         self.worker.try_lock().ok().map(|worker| *worker)
     }
 

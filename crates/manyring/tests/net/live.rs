@@ -10,7 +10,9 @@ use manyring_backend::net::Port;
 use manyring_backend::net::late::{LateOptions, LatePort};
 use manyring_backend::net::tap::{QueueLength, TapOptions, TapPort, TapSource};
 use manyring_device::Device;
-use manyring_device::net::{NetDevice, NetOptions as DeviceOptions, Offload, Reclaim};
+use manyring_device::net::{
+    NetDevice, NetOptions as DeviceOptions, Offload, ReceivePairs, Reclaim,
+};
 use manyring_driver::{
     Arena, ControlOwner, NetDriver, NetDriverOptions, NetDriverRx, NetDriverTx, NetPair,
 };
@@ -303,6 +305,7 @@ impl Moving {
             reclaim,
             offload,
             hash_report: false,
+            receive_pairs: ReceivePairs::All,
         };
         let device = NetDevice::new(device, port, pool.clone());
         let host = Host::on(tap);

@@ -16,6 +16,7 @@ mod live;
 mod merge_lies;
 mod packet;
 mod pcap;
+mod receiving;
 mod switch;
 mod switch_rules;
 mod switch_uplink;

@@ -168,13 +168,14 @@ const PAIRS: &[i64] = &[
     libc::SYS_socketpair,
 ];
 
-/// Sockets of sessions and of the supervisor; devices that come and go.
+/// Sockets of sessions and of the supervisor; devices that come and go. `membarrier`: for flows
+/// that move to other queues of a tap.
 #[rustfmt::skip]
 const SESSIONS: &[i64] = &[
     #[cfg(target_arch = "x86_64")]
     libc::SYS_dup2,
-    libc::SYS_dup3, libc::SYS_epoll_pwait2, libc::SYS_fsync, libc::SYS_recvmsg, libc::SYS_sendmsg,
-    libc::SYS_timerfd_create,
+    libc::SYS_dup3, libc::SYS_epoll_pwait2, libc::SYS_fsync, libc::SYS_membarrier,
+    libc::SYS_recvmsg, libc::SYS_sendmsg, libc::SYS_timerfd_create,
 ];
 
 /// Making threads, and the calls of a new thread before its list is shortened.
@@ -185,6 +186,9 @@ const THREADS: &[i64] = &[
     libc::SYS_clone, libc::SYS_clone3, libc::SYS_prctl, libc::SYS_rseq,
     libc::SYS_seccomp, libc::SYS_set_robust_list,
 ];
+
+/// `MEMBARRIER_CMD_GLOBAL`: waits, and does nothing else.
+const GRACE_PERIOD: u64 = 1;
 
 /// A condition on an argument of a call: the argument's index, the comparison, and the value.
 pub(super) type Condition = (u8, SeccompCmpOp, u64);
@@ -217,6 +221,7 @@ fn rules(is_for_xen: bool) -> Result<BTreeMap<i64, Vec<SeccompRule>>, BackendErr
         (libc::SYS_move_pages, vec![vec![(0, Eq, 0), (3, Eq, 0)]]),
         (libc::SYS_prlimit64, vec![vec![(0, Eq, 0)]]),
         (libc::SYS_sched_setaffinity, vec![vec![(0, Eq, 0)]]),
+        (libc::SYS_membarrier, vec![vec![(0, Eq, GRACE_PERIOD)]]),
         (libc::SYS_tgkill, vec![vec![(0, Eq, u64::from(std::process::id()))]]),
         // Only with the argument that the signal handler of denied calls sets.
         (libc::SYS_openat, vec![vec![(4, Eq, u64::from(denied::OPENED_BY_HANDLER))]]),

@@ -7,7 +7,11 @@
 //! looks flows up there ([`super::program`]). Worker and program share these words:
 //! ```text
 //! 0 .. 256      for each pair its place among the queues that the host uses, plus one; 0: not used
-//! 256 ..        4096 slots: the flow's tag (16 bits, never 0) | second (8) | pair (8)
+//! 256 .. 4352   4096 slots: the flow's tag (16 bits, never 0) | second (8) | pair (8)
+//! 4352 .. 4608  for flows without a slot, by eight bits of their number: the place, plus one;
+//!               0: the host takes the number modulo its queues
+//! 4608          the pairs to which the host delivers, the first ones in its order; 0: to all
+//! 4609          the frames that each queue holds; 0: unknown
 //! ```
 //! 1. A flow may have the slot that its number names, or the slot beside it (`slot ^ 1`).
 //! 2. Each word is read and written whole, and words are not ordered against each other. If both
@@ -21,8 +25,8 @@
 //! The kernel chooses queues by its own table if it does not allow the program. It also does so
 //! once other processes attach queues to the tap: the places in this table are wrong then.
 
-use super::program::program;
-use crate::net::steer::{PAIR_MASK, SLOTS, note_one};
+use super::program::{SPREAD, SPREAD_AT, program};
+use crate::net::steer::{PAIR_MASK, note_one};
 #[cfg(test)]
 use crate::net::steer::{slots_of, tag_of};
 use crate::sys::bpf::{self, Words};
@@ -42,9 +46,23 @@ use std::sync::atomic::{AtomicBool, Ordering};
 /// Queue pairs that the table has places for.
 const PAIRS: usize = super::TAP_QUEUE_PAIRS_MAX;
 const _: () = assert!(PAIRS == PAIR_MASK as usize + 1, "a slot has eight bits for its pair");
+const RECEIVING_AT: usize = SPREAD_AT + SPREAD;
+const LENGTH_AT: usize = RECEIVING_AT + 1;
+const WORDS: usize = LENGTH_AT + 1;
+
+/// Returns which of `count` places, 1 or more, has the flows of `index`. With one place more, some
+/// flows move to that place, and all others stay.
+fn place_of(index: u32, count: u32) -> u32 {
+    let joins = |place: &u32| {
+        let mixed = (index << 16 | place).wrapping_mul(0x9e37_79b9);
+        ((mixed ^ mixed >> 15).wrapping_mul(0x85eb_ca6b) >> 16).is_multiple_of(place + 1)
+    };
+    (1..count).rev().find(joins).unwrap_or(0)
+}
+
 /// The table of a tap.
 #[derive(Debug)]
-pub(super) struct Flows {
+pub struct Flows {
     words: Words,
     /// The secret key of the hash that makes the numbers of this tap's flows.
     key: u64,
@@ -62,7 +80,7 @@ impl Flows {
     /// `EPERM`: this process may not load programs (`CAP_BPF`). Any other: the kernel has no memory
     /// for the table, or does not know such programs.
     pub(super) fn new() -> Result<Self, Errno> {
-        let (words, map) = Words::new(PAIRS + SLOTS)?;
+        let (words, map) = Words::new(WORDS)?;
         // The standard library's own seed, which nobody outside can guess.
         let key = RandomState::new().build_hasher().finish();
         let program = Some(bpf::load(&program(map.as_raw_fd(), key))?);
@@ -75,7 +93,7 @@ impl Flows {
     /// # Errors
     /// `EINVAL`: the descriptor is no such table. Any other: the kernel cannot map it.
     pub(super) fn lent(map: OwnedFd, key: u64) -> Result<Self, Errno> {
-        let words = Words::of(&map, PAIRS + SLOTS)?;
+        let words = Words::of(&map, WORDS)?;
         Ok(Self { words, key, is_shared: AtomicBool::new(false), map, program: None })
     }
 
@@ -98,21 +116,54 @@ impl Flows {
         self.is_shared.store(is_shared, Ordering::Relaxed);
     }
 
+    /// Returns to how many pairs the host delivers, of those that it uses; `None`: to all.
+    #[must_use]
+    pub fn receiving(&self) -> Option<usize> {
+        let word = self.words.as_slice()[RECEIVING_AT].load(Ordering::Relaxed);
+        usize::try_from(word).ok().filter(|pairs| *pairs > 0)
+    }
+
+    /// Has the host deliver to the first `pairs` of these, 1 or more; `None`: to all. `order`: the
+    /// pairs that it uses, in the order of its queues. With one pair more, flows move to that pair
+    /// only.
+    pub fn deliver(&self, order: &[usize], pairs: Option<usize>) {
+        let word = u32::try_from(pairs.unwrap_or(0)).unwrap_or(0);
+        self.words.as_slice()[RECEIVING_AT].store(word, Ordering::Relaxed);
+        self.set_queues(order);
+    }
+
+    /// Returns the frames that each queue holds; 0: unknown.
+    #[must_use]
+    pub fn length(&self) -> u32 {
+        self.words.as_slice()[LENGTH_AT].load(Ordering::Relaxed)
+    }
+
+    pub(super) fn set_length(&self, frames: u32) {
+        self.words.as_slice()[LENGTH_AT].store(frames, Ordering::Relaxed);
+    }
+
     /// Notes which pairs the host uses now, in the order of its queues.
     pub(super) fn set_queues(&self, pairs: &[usize]) {
+        let receiving = self.receiving().map(|receiving| receiving.min(pairs.len()).max(1));
+        let receiving = receiving.and_then(|receiving| u32::try_from(receiving).ok());
         let mut places = [0; PAIRS];
-        for (pair, place) in pairs.iter().zip(1..) {
+        for (pair, place) in pairs.iter().zip(0..) {
             if let Some(own) = places.get_mut(*pair) {
-                *own = place;
+                let others = receiving.filter(|receiving| place >= *receiving);
+                *own = others.map_or(place, |receiving| place_of(place, receiving)) + 1;
             }
         }
-        let (words, slots) = self.words.as_slice().split_at(PAIRS);
+        let words = self.words.as_slice();
         for (word, place) in words.iter().zip(places) {
+            word.store(place, Ordering::Relaxed);
+        }
+        for (word, index) in words[SPREAD_AT..RECEIVING_AT].iter().zip(0..) {
+            let place = receiving.map_or(0, |receiving| place_of(index, receiving) + 1);
             word.store(place, Ordering::Relaxed);
         }
         // Forget the flows of pairs that the host does not use: if such a pair is used again, the
         // guest need not send the same flows by it.
-        for slot in slots {
+        for slot in &words[PAIRS..SPREAD_AT] {
             let [pair, ..] = slot.load(Ordering::Relaxed).to_le_bytes();
             if places[usize::from(pair)] == 0 {
                 slot.store(0, Ordering::Relaxed);
@@ -187,7 +238,7 @@ impl FlowRecorder {
         if let Some(second) = self.second
             && let Some(Flow { number, is_connection: true }) = flow_of(start, self.flows.key)
         {
-            let (_, slots) = self.flows.words.as_slice().split_at(PAIRS);
+            let slots = &self.flows.words.as_slice()[PAIRS..SPREAD_AT];
             self.steered += usize::from(note_one(slots, number, self.pair, second));
         }
     }
@@ -213,7 +264,7 @@ impl FlowRecorder {
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
-    use crate::net::steer::{SLOT_SHIFT, TAG_IN_SLOT, TAG_SHIFT};
+    use crate::net::steer::{SLOT_SHIFT, SLOTS, TAG_IN_SLOT, TAG_SHIFT};
     use proptest::prelude::*;
 
     /// A flow of slot 7, told from others by `n`.
@@ -266,18 +317,35 @@ pub(super) mod tests {
         assert_ne!(slots[SLOTS - 1].load(Ordering::Relaxed), 0);
     }
 
+    #[test]
+    fn a_place_more_takes_its_part_from_the_others_and_moves_nothing_else() {
+        for count in 1..17 {
+            let mut shares = [0; 17];
+            for index in 0..256 {
+                let (before, now) = (place_of(index, count), place_of(index, count + 1));
+                assert!(before < count && (now == before || now == count), "{index} of {count}");
+                shares[usize::try_from(before).unwrap()] += 1;
+            }
+            let shares = &shares[..usize::try_from(count).unwrap()];
+            let even = 256 / count;
+            assert!(shares.iter().all(|share| *share * 3 > even), "{shares:?}");
+            assert!(shares.iter().all(|share| *share < even * 2), "{shares:?}");
+        }
+    }
+
     /// The queue that the program chooses for this frame, and the one that the table means.
     fn both((flows, program): (&Flows, &OwnedFd), frame: &[u8]) -> (u32, u32) {
         let said = bpf::run(program.as_fd(), frame).unwrap();
         let Some(Flow { number, .. }) = flow_of(frame, flows.key) else { return (said, 0) };
-        let (places, slots) = flows.words.as_slice().split_at(PAIRS);
-        let (first, other) = slots_of(slots, number).unwrap();
-        let words = [first, other].map(|slot| slot.load(Ordering::Relaxed));
-        let known = words.iter().find(|word| *word >> TAG_IN_SLOT == tag_of(number));
-        let place = known.map_or(0, |word| {
-            places[usize::try_from(word & 0xff).unwrap()].load(Ordering::Relaxed)
-        });
-        (said, place.checked_sub(1).unwrap_or(u32::try_from(number >> 48).unwrap()))
+        let words = flows.words.as_slice();
+        let (first, other) = slots_of(&words[PAIRS..SPREAD_AT], number).unwrap();
+        let slots = [first, other].map(|slot| slot.load(Ordering::Relaxed));
+        let known = slots.iter().find(|word| *word >> TAG_IN_SLOT == tag_of(number));
+        let at = |at: usize| words[at].load(Ordering::Relaxed).checked_sub(1);
+        let place = known.and_then(|word| at(usize::try_from(word & 0xff).unwrap()));
+        let high = u32::try_from(number >> 48).unwrap();
+        let spread = at(SPREAD_AT + usize::try_from(high & 0xff).unwrap());
+        (said, place.or(spread).unwrap_or(high))
     }
 
     /// Ethernet frames with tags, PPPoE headers and IP packets, some with wrong fields.
@@ -330,9 +398,10 @@ pub(super) mod tests {
             pair in 0u8..5,
             at in 0usize..5,
             is_second: bool,
+            receiving in 0usize..6,
         ) {
             let flows = Flows::new().expect("these tests need root");
-            flows.set_queues(&[1, 3, 0]);
+            flows.deliver(&[1, 3, 0], Some(receiving).filter(|pairs| *pairs > 0));
             let (said, expected) = both((&flows, flows.program.as_ref().unwrap()), &frame);
             prop_assert_eq!(said, expected, "before it is sent");
             let flow = flow_of(&frame, flows.key);
@@ -341,7 +410,7 @@ pub(super) mod tests {
             steering.begin();
             if let (true, Some(flow)) = (is_second, flow) {
                 // Another flow has the first of its slots.
-                let (_, slots) = steering.flows.words.as_slice().split_at(PAIRS);
+                let slots = &steering.flows.words.as_slice()[PAIRS..SPREAD_AT];
                 let others = 1 << (TAG_SHIFT + 3);
                 note_one(slots, flow.number ^ others, 4, steering.second.unwrap());
             }
@@ -351,9 +420,11 @@ pub(super) mod tests {
             let (said, expected) = both((&steering.flows, program), &frame);
             prop_assert_eq!(said, expected, "after it was sent");
             let place = [Some(2), Some(0), None, Some(1), None][usize::from(pair)];
-            if let (true, Some(place)) = (is_noted, place) {
+            let pairs = if receiving == 0 { 3 } else { u32::try_from(receiving.min(3)).unwrap() };
+            if let (true, Some(place)) = (is_noted, place.filter(|place| *place < pairs)) {
                 prop_assert_eq!(said, place);
             }
+            prop_assert!(said < pairs || receiving == 0 || flow.is_none(), "{said} of {pairs}");
             // A table in which every fifth word is wrong.
             let words = steering.flows.words.as_slice();
             words.iter().skip(at).step_by(5).for_each(|word| word.store(!0, Ordering::Relaxed));

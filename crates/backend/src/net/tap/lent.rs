@@ -309,6 +309,10 @@ impl Port for LentPort {
         self.facts.can_hash
     }
 
+    fn flows(&self) -> Option<&Flows> {
+        self.flows.as_deref()
+    }
+
     fn set_rss(&self, rss: Option<Arc<Rss>>) -> Result<(), Errno> {
         self.owner.set_rss(rss.as_deref().map(Rss::config))
     }

@@ -86,6 +86,11 @@ impl LengthState {
         self.former.store(former, Ordering::Relaxed);
     }
 
+    /// The frames that each queue holds; 0: unknown.
+    pub(super) fn each(&self) -> u32 {
+        self.each.load(Ordering::Relaxed)
+    }
+
     /// The frames that each of so many queues shall hold; `None`: the length stays as it is.
     fn share(&self, sharers: u32) -> Option<u32> {
         match self.wanted {
@@ -146,6 +151,9 @@ impl TapPort {
         self.links.set(index, &Change { txqueuelen: Some(each), ..Change::default() })?;
         self.queue_length.is_told.store(false, Ordering::Relaxed);
         self.queue_length.each.store(each, Ordering::Relaxed);
+        if let Some(flows) = &self.flows {
+            flows.set_length(each);
+        }
         self.queue_length.changes.fetch_add(u64::from(is_new), Ordering::Relaxed);
         Ok(())
     }
