@@ -27,12 +27,6 @@ pub(crate) struct BenchArgs {
     options: ScenarioArgs,
 }
 
-impl BenchArgs {
-    fn is_of_references(&self) -> bool {
-        self.names.iter().any(|name| name == REFERENCES)
-    }
-}
-
 /// The name of the scenarios that have a table of one of the documents.
 const REFERENCES: &str = "references";
 
@@ -50,8 +44,8 @@ pub(crate) fn run(args: &BenchArgs) -> Result<(), String> {
         costs: args.options.costs(),
         ..RunDocument::default()
     };
-    let mut failed = Vec::new();
-    let start = now();
+    let is_of_references = args.names.iter().any(|name| name == REFERENCES);
+    let (mut failed, start) = (Vec::new(), now());
     for (index, scenario) in scenarios.iter().enumerate() {
         if progress::is_stopped() {
             break;
@@ -70,7 +64,7 @@ pub(crate) fn run(args: &BenchArgs) -> Result<(), String> {
         progress::end();
         match outcome {
             Ok(entry) => {
-                match (args.options.json, args.is_of_references()) {
+                match (args.options.json, is_of_references) {
                     (true, _) => {}
                     (false, true) => print!("{}", report::references_text(&entry)),
                     (false, false) => print!("{}", report::text(&entry)),
@@ -93,7 +87,7 @@ pub(crate) fn run(args: &BenchArgs) -> Result<(), String> {
     if args.options.json {
         let text = serde_json::to_string_pretty(&document).map_err(|e| e.to_string())?;
         println!("{text}");
-    } else if args.is_of_references() {
+    } else if is_of_references {
         print!("{}", rows::text(&document));
     }
     write(args, &document)?;

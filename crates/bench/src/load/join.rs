@@ -92,6 +92,8 @@ pub(crate) struct JoinResult {
     pub(crate) packets: u64,
     /// Their bytes.
     pub(crate) bytes: u64,
+    /// Frames of these that left the guest.
+    pub(crate) packets_sent: u64,
     /// Frames that a tap did not take.
     pub(crate) lost: u64,
     /// Kicks sent.
@@ -106,6 +108,11 @@ pub(crate) struct JoinResult {
 }
 
 impl JoinResult {
+    /// Frames that left the guest, as a number for a column.
+    pub(crate) fn sent(&self) -> f64 {
+        measure_rate(self.packets_sent, 1.0)
+    }
+
     /// Bytes of a frame.
     pub(crate) fn average_size(&self) -> f64 {
         per(self.bytes, self.packets)
@@ -221,6 +228,7 @@ pub(crate) fn join(args: &JoinArgs) -> Result<JoinResult, LoadError> {
     let mut result = JoinResult { cpu_seconds: own_cpu_seconds() - cpu, ..JoinResult::default() };
     for lane in &lanes {
         result.lost += lane.lost;
+        result.packets_sent += lane.pair.tx.counters().packets;
         for counters in [lane.pair.tx.counters(), lane.pair.rx.counters()] {
             result.packets += counters.packets;
             result.bytes += counters.bytes;

@@ -9,6 +9,9 @@
 //! asked to run:  the page says so; a byte on the standard input wakes the senders
 //! to rest:       the page says so; each sender ends its write, and waits for the next byte
 //! ```
+//! The page has times, too. Once in a mebibyte a sender notes when it began a message, and where in
+//! its stream that ends; the receiver notes how long it took until it had read that byte.
+//!
 //! A guest and its host share no page. There the sender is told for how long to send (`--seconds`).
 //! Then it waits until the receiver has read everything, and says how many bytes that were.
 
@@ -16,10 +19,12 @@ use super::{LoadError, measure_rate};
 use crate::measure::now;
 use clap::Args;
 use manyring_memory::{Mapping, MemoryFiles};
+use rustix::time::{ClockId, clock_gettime};
 use serde::Serialize;
 use std::io::{ErrorKind, Read, Write};
 use std::net::{IpAddr, Shutdown, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{Ordering, fence};
 use std::sync::mpsc;
 use std::time::Duration;
 
@@ -70,17 +75,24 @@ const RECEIVED_MAX: usize = 128 << 10;
 const CONNECT_TRIES: u32 = 1000;
 const CONNECT_AGAIN: Duration = Duration::from_millis(2);
 
-/// A page in a file: whether streams run, and how many bytes each has received.
+/// A page in a file: whether streams run, how many bytes each has received, and how long some
+/// messages took.
 #[derive(Debug)]
 pub(crate) struct Page(Mapping);
 
-/// Bytes of a page, and from one of its words to the next: each has a cache line of its own.
-const PAGE: usize = 4096;
+/// Bytes of the words of all streams, and from one of them to the next: each has a cache line of
+/// its own. The words of receivers come first, then those of senders, then the times.
+const WORDS: usize = 4096;
 const WORD: usize = 64;
+/// The latest times of each stream that are kept, of 8 bytes each.
+const TIMES: usize = 64;
+const PAGE: usize = 2 * WORDS + (STREAMS_MAX as usize + 1) * TIMES * size_of::<u64>();
+/// Bytes of a stream from one message that is timed to the next.
+const TIMED_EACH: u64 = 1 << 20;
 /// Streams that a page has words for.
 pub(crate) const STREAMS_MAX: u16 = 63;
 const _: () =
-    assert!((STREAMS_MAX as usize + 1) * WORD == PAGE, "a word for each, behind the first");
+    assert!((STREAMS_MAX as usize + 1) * WORD == WORDS, "a word for each, behind the first");
 
 impl Page {
     /// A new one: nothing runs, nothing has arrived.
@@ -100,34 +112,72 @@ impl Page {
         Mapping::anonymous(PAGE as u64).map(Self).map_err(std::io::Error::other)
     }
 
-    fn word(&self, index: usize) -> u64 {
-        let slice = self.0.slice(index * WORD, size_of::<u64>());
+    fn number(&self, at: usize) -> u64 {
+        let slice = self.0.slice(at, size_of::<u64>());
         slice.and_then(|slice| slice.read_array()).map_or(0, u64::from_ne_bytes)
     }
 
-    fn set_word(&self, index: usize, value: u64) {
-        if let Some(slice) = self.0.slice(index * WORD, size_of::<u64>()) {
+    fn set_number(&self, at: usize, value: u64) {
+        if let Some(slice) = self.0.slice(at, size_of::<u64>()) {
             slice.write_array(&value.to_ne_bytes());
         }
     }
 
+    /// Of a sender: its message that ends behind `end` bytes of the stream began at `began_ns`.
+    fn begin_message(&self, stream: usize, end: u64, began_ns: u64) {
+        let at = WORDS + stream * WORD;
+        self.set_number(at + size_of::<u64>(), began_ns);
+        // Whoever sees the end sees the beginning.
+        fence(Ordering::Release);
+        self.set_number(at, end);
+    }
+
+    /// The end of the last message that a sender has timed, and when it began.
+    fn message(&self, stream: usize) -> (u64, u64) {
+        let at = WORDS + stream * WORD;
+        let end = self.number(at);
+        fence(Ordering::Acquire);
+        (end, self.number(at + size_of::<u64>()))
+    }
+
+    fn times_at(stream: usize) -> usize {
+        2 * WORDS + stream * TIMES * size_of::<u64>()
+    }
+
+    /// Of a receiver: the time of its `count`th message that was timed.
+    fn set_time(&self, stream: usize, count: usize, ns: u64) {
+        self.set_number(Self::times_at(stream) + count % TIMES * size_of::<u64>(), ns);
+    }
+
+    /// What the latest messages of all streams took that were timed, in nanoseconds, the shortest
+    /// first.
+    pub(crate) fn times(&self) -> Vec<u64> {
+        let of_stream = |stream: usize| {
+            (0..TIMES).map(move |n| self.number(Self::times_at(stream) + n * size_of::<u64>()))
+        };
+        let all = (1..=usize::from(STREAMS_MAX)).flat_map(of_stream);
+        let mut times: Vec<u64> = all.filter(|ns| *ns > 0).collect();
+        times.sort_unstable();
+        times
+    }
+
     fn runs(&self) -> bool {
-        self.word(0) != 0
+        self.number(0) != 0
     }
 
     /// Lets streams run or rest; those that rest must be woken as well.
     pub(crate) fn set_running(&self, runs: bool) {
-        self.set_word(0, runs.into());
+        self.set_number(0, runs.into());
     }
 
     /// True once each of the first `streams` has received something.
     pub(crate) fn all_received(&self, streams: u16) -> bool {
-        (1..=usize::from(streams)).all(|index| self.word(index) > 0)
+        (1..=usize::from(streams)).all(|index| self.number(index * WORD) > 0)
     }
 
     /// Bytes that all streams have received.
     pub(crate) fn received(&self) -> u64 {
-        (1..=usize::from(STREAMS_MAX)).map(|index| self.word(index)).sum()
+        (1..=usize::from(STREAMS_MAX)).map(|index| self.number(index * WORD)).sum()
     }
 }
 
@@ -177,7 +227,7 @@ fn carry(
                     let (waker, woken) = mpsc::channel();
                     wakers.push(waker);
                     scope.spawn(move || {
-                        let sent = send(&mut stream, size, page, &woken)?;
+                        let sent = send(&mut stream, size, (page, place), &woken)?;
                         if time.is_some() {
                             await_reader(&mut stream)?;
                         }
@@ -257,13 +307,17 @@ fn connect(to: (IpAddr, u16)) -> std::io::Result<TcpStream> {
 fn send(
     stream: &mut TcpStream,
     size: usize,
-    page: &Page,
+    (page, place): (&Page, usize),
     woken: &mpsc::Receiver<()>,
 ) -> std::io::Result<u64> {
     let message = vec![0; size];
-    let mut sent = 0;
+    let (mut sent, mut next) = (0, 0);
     while woken.recv().is_ok() {
         while page.runs() {
+            if sent >= next {
+                page.begin_message(place, sent + size as u64, clock_ns());
+                next = sent + TIMED_EACH;
+            }
             stream.write_all(&message)?;
             sent += size as u64;
         }
@@ -271,9 +325,15 @@ fn send(
     Ok(sent)
 }
 
+/// The clock that all processes of the host share.
+fn clock_ns() -> u64 {
+    let time = clock_gettime(ClockId::Monotonic);
+    u64::try_from(time.tv_sec * 1_000_000_000 + time.tv_nsec).unwrap_or(0)
+}
+
 fn receive(mut stream: TcpStream, page: &Page, place: usize) -> std::io::Result<u64> {
     let mut buffer = vec![0; RECEIVED_MAX];
-    let mut received = 0;
+    let (mut received, mut timed, mut count) = (0, 0, 0);
     loop {
         match stream.read(&mut buffer) {
             Ok(0) => return Ok(received),
@@ -281,7 +341,12 @@ fn receive(mut stream: TcpStream, page: &Page, place: usize) -> std::io::Result<
             Err(error) if error.kind() == ErrorKind::Interrupted => {}
             Err(error) => return Err(error),
         }
-        page.set_word(place, received);
+        page.set_number(place * WORD, received);
+        let (end, began_ns) = page.message(place);
+        if end > timed && received >= end {
+            page.set_time(place, count, clock_ns().saturating_sub(began_ns).max(1));
+            (timed, count) = (end, count + 1);
+        }
     }
 }
 
@@ -298,11 +363,14 @@ mod tests {
         assert!(!theirs.runs());
         ours.set_running(true);
         assert!(theirs.runs());
-        theirs.set_word(1, 5);
-        theirs.set_word(STREAMS_MAX.into(), 7);
+        theirs.set_number(WORD, 5);
+        theirs.set_number(usize::from(STREAMS_MAX) * WORD, 7);
         assert_eq!(ours.received(), 12);
-        theirs.set_word(usize::from(STREAMS_MAX) + 1, 9);
-        assert_eq!(ours.received(), 12, "there is no such word");
+        theirs.begin_message(STREAMS_MAX.into(), 9, 3);
+        assert_eq!(ours.message(STREAMS_MAX.into()), (9, 3));
+        (0..=TIMES).for_each(|count| theirs.set_time(1, count, 100 + count as u64));
+        assert_eq!((ours.times().len(), ours.times()[0]), (TIMES, 101), "the oldest one is gone");
+        assert_eq!(ours.received(), 12);
     }
 
     #[test]
@@ -317,7 +385,7 @@ mod tests {
         std::thread::scope(|scope| {
             let page = &page;
             let sends = scope.spawn(move || {
-                let sent = send(&mut sender, 512, page, &woken)?;
+                let sent = send(&mut sender, 512, (page, 1), &woken)?;
                 await_reader(&mut sender).map(|()| sent)
             });
             let receives = scope.spawn(move || receive(receiver, page, 1));
@@ -336,5 +404,7 @@ mod tests {
             assert_eq!(sent.unwrap(), received.unwrap());
         });
         assert_eq!(page.received() % 512, 0, "whole messages");
+        let times = page.times();
+        assert!(!times.is_empty() && times.is_sorted(), "the first message is timed: {times:?}");
     }
 }

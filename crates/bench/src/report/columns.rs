@@ -58,6 +58,7 @@ pub(crate) const KNOWN: &[SampleColumn] = &[
     column("p99_clock_us", "p99 by clock", Neither, "p99 with what the guest waited for its CPU"),
     column("cpu_per_million", "cpu s/M", Lower, "CPU seconds of the server per million requests"),
     column("client_cpu_per_million", "client s/M", Neither, "the same of the client"),
+    column("packets_sent", "packets sent", Neither, "packets that the guest sent in a round"),
     column("avg_pkt_size", "packet B", Neither, "average bytes of a packet on the ring"),
     column("kicks_per_packet", "kicks/pkt", Neither, "notifications of the device per packet"),
     column("calls_per_packet", "calls/pkt", Neither, "interrupts of the guest per packet"),

@@ -13,6 +13,8 @@ pub(crate) struct NetSample {
     /// Per cent of one CPU that the back-end alone takes; without one, what is done to the host's
     /// tap.
     pub(crate) backend_cpu: f64,
+    /// Packets that the guest sent, from its start to its end; 0 if nobody counts them.
+    pub(crate) packets_sent: f64,
     /// Bytes of a packet on the ring.
     pub(crate) avg_pkt_size: f64,
     /// Kicks for each packet.

@@ -63,11 +63,11 @@ pub(crate) fn multiqueue_tap(
     cell: &CellDocument,
     party: &str,
 ) -> Option<TapBeside> {
-    let is_to_guest =
-        ["host to guest", "to the guest"].iter().any(|way| cell.name.starts_with(way));
-    let is_from = ["guest to host", "from the guest"].iter().any(|way| cell.name.starts_with(way));
-    let way = if is_to_guest { "local2g" } else { "g2local" };
-    if !["tap-stream", "multiqueue"].contains(&scenario) || !(is_to_guest || is_from) {
+    let ways = [("host to guest", "local2g"), ("to the guest", "local2g")];
+    let ways =
+        ways.into_iter().chain([("guest to host", "g2local"), ("from the guest", "g2local")]);
+    let (_, way) = ways.into_iter().find(|(begin, _)| cell.name.starts_with(begin))?;
+    if !["tap-stream", "multiqueue"].contains(&scenario) {
         return None;
     }
     let pairs = count_before(party, "pair")?;

@@ -11,43 +11,29 @@ pub(crate) const SCENARIOS: [&str; 4] = ["multiqueue", "tcp-ladder", "zero-copy"
 /// What is asked of a run: whether it is so, and the figures in words.
 type Check = (bool, String);
 
-/// A row of README.
-struct UnitedRow {
-    number: &'static str,
-    what: &'static str,
-    scenario: &'static str,
-    checks: fn(&ScenarioDocument) -> Vec<Check>,
-}
-
-const fn row(
-    number: &'static str,
-    what: &'static str,
-    scenario: &'static str,
-    checks: fn(&ScenarioDocument) -> Vec<Check>,
-) -> UnitedRow {
-    UnitedRow { number, what, scenario, checks }
-}
+/// A row of README: its number and subject, the scenario that shows it, and what is asked of that.
+type UnitedRow = (&'static str, &'static str, &'static str, fn(&ScenarioDocument) -> Vec<Check>);
 
 const ROWS: [UnitedRow; 10] = [
-    row("R1", "multi-queue taps", "multiqueue", |run| carried(run, &["from the guest"])),
-    row("R2", "a flow's queue", "multiqueue", one_flow),
-    row("R3", "the multi-queue device", "multiqueue", |run| {
+    ("R1", "multi-queue taps", "multiqueue", |run| carried(run, &["from the guest"])),
+    ("R2", "a flow's queue", "multiqueue", one_flow),
+    ("R3", "the multi-queue device", "multiqueue", |run| {
         carried(run, &["from the guest", "to the guest"])
     }),
-    row("R4", "its driver", "tcp-ladder", |run| {
+    ("R4", "its driver", "tcp-ladder", |run| {
         vec![less(run, "kicks_per_op", "delayed kick", "suppression")]
     }),
-    row("R5", "a thread for each queue", "multiqueue", many_flows),
-    row("R6", "fewer kicks and interrupts", "tcp-ladder", |run| {
+    ("R5", "a thread for each queue", "multiqueue", many_flows),
+    ("R6", "fewer kicks and interrupts", "tcp-ladder", |run| {
         vec![
             less(run, "kicks_per_op", "suppression", "no suppression"),
             less(run, "calls_per_op", "moderation", "suppression"),
         ]
     }),
-    row("R7", "sending without a copy", "zero-copy", copies),
-    row("R8", "Xen disks with several rings", "xen-blk-queues", promised),
-    row("R9", "benches of all that", "multiqueue", tables),
-    row("R10", "what they left open", "multiqueue", promised),
+    ("R7", "sending without a copy", "zero-copy", copies),
+    ("R8", "Xen disks with several rings", "xen-blk-queues", promised),
+    ("R9", "benches of all that", "multiqueue", tables),
+    ("R10", "what they left open", "multiqueue", promised),
 ];
 
 /// A row after a run.
@@ -63,12 +49,12 @@ pub(crate) struct Judged {
 
 /// All ten rows, in their order.
 pub(crate) fn judge(run: &RunDocument) -> Vec<Judged> {
-    let one = |row: &UnitedRow| {
-        let name = format!("{}: {}", row.number, row.what);
-        let scenario = run.scenarios.iter().find(|scenario| scenario.name == row.scenario);
-        let checks = scenario.map_or_else(Vec::new, row.checks);
+    let one = |(number, what, shown_by, checks): &UnitedRow| {
+        let name = format!("{number}: {what}");
+        let scenario = run.scenarios.iter().find(|scenario| scenario.name == *shown_by);
+        let checks = scenario.map_or_else(Vec::new, checks);
         if checks.is_empty() {
-            let words = format!("the run has no figures of {}", row.scenario);
+            let words = format!("the run has no figures of {shown_by}");
             return Judged { row: name, holds: None, words };
         }
         let holds = checks.iter().all(|(is_so, _)| *is_so);

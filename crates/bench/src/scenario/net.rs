@@ -413,6 +413,7 @@ impl Road {
         Ok(NetSample {
             cpu,
             backend_cpu,
+            packets_sent: result.sent(),
             avg_pkt_size: result.average_size(),
             kicks_per_packet,
             calls_per_packet,

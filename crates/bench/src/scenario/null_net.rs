@@ -138,10 +138,7 @@ pub(super) fn sample_of(result: &NetLoadResult, cpu: f64, waited: f64) -> NetSam
         avg_pkt_size: result.bytes as f64 / packets,
         kicks_per_packet: result.kicks as f64 / packets,
         calls_per_packet: result.calls as f64 / packets,
-        p50_us: 0.0,
-        p99_us: 0.0,
-        per_operation: None,
-        line_ns: None,
         disturbed: waited > result.seconds * WAITED_MAX,
+        ..NetSample::default()
     }
 }

@@ -259,17 +259,32 @@ impl Lane {
     }
 
     fn finish(self) -> Result<NetSample, String> {
-        let Self { road, sender, receiver, sums, .. } = self;
+        let Self { road, page, sender, receiver, sums, .. } = self;
         drop((sender, receiver));
+        let [p50_us, p99_us] = [50, 99].map(|percent| percentile_us(&page.times(), percent));
         let (throughput, backend_cpu, joiner_cpu) = sums.rates();
         let costs = road.finish(sums.seconds, &[])?;
-        Ok(NetSample { throughput, cpu: backend_cpu + joiner_cpu, backend_cpu, ..costs })
+        let cpu = backend_cpu + joiner_cpu;
+        Ok(NetSample { throughput, cpu, backend_cpu, p50_us, p99_us, ..costs })
     }
+}
+
+/// Microseconds that so many per cent of these sorted nanoseconds do not exceed; 0 of none.
+fn percentile_us(times_ns: &[u64], percent: usize) -> f64 {
+    let at = (times_ns.len() * percent).div_ceil(100).saturating_sub(1);
+    times_ns.get(at).map_or(0.0, |ns| Duration::from_nanos(*ns).as_secs_f64() * 1e6)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn percentiles_are_those_of_what_was_timed() {
+        let times: Vec<u64> = (1..=200).map(|ms| ms * 1000).collect();
+        assert_eq!([50, 99].map(|percent| percentile_us(&times, percent)), [100.0, 198.0]);
+        assert_eq!((percentile_us(&[7000], 99), percentile_us(&[], 50)), (7.0, 0.0));
+    }
 
     #[test]
     fn cpu_is_that_of_all_bytes_at_the_rate_of_the_middle_of_turns() {
