@@ -234,6 +234,50 @@ fn every_test_that_the_matrix_of_features_names_exists() {
     }
 }
 
+/// Whether a name in code is that of a test, of a behaviour, or `manyring-bench SCENARIO`.
+fn is_shown(name: &str, texts: &[String]) -> bool {
+    let shown = match name.strip_prefix("manyring-bench ") {
+        // Its row in the table of scenarios: the module and the name.
+        Some(scenario) => vec![format!("{} \"{scenario}\",", scenario.replace('-', "_"))],
+        None => vec![format!("fn {name}("), format!("Behaviour {{ name: \"{name}\"")],
+    };
+    texts.iter().any(|text| shown.iter().any(|shown| text.contains(shown)))
+}
+
+#[test]
+fn each_of_the_113_things_that_is_there_names_a_test_or_a_scenario_that_exists() {
+    let texts = source_texts();
+    let documents = documents();
+    let guide = documents.iter().find(|document| document.name == "features.md").unwrap();
+    let section = guide.text.split("## What the reference documents name").nth(1).unwrap();
+    let rows = section.lines().filter(|line| line.starts_with("| "));
+    let rows: Vec<Vec<&str>> = rows.map(|line| line.split(" | ").collect()).collect();
+    let rows: Vec<_> = rows.iter().filter(|row| row[1] != "state").collect();
+    assert_eq!(rows.len(), 113);
+    let states = ["have", "in part", "no", "differs", "not ours"];
+    let counts = states.map(|state| rows.iter().filter(|row| row[1] == state).count());
+    let [have, part, no, differs, others] = counts;
+    assert_eq!(counts.iter().sum::<usize>(), 113, "a state that is none of {states:?}");
+    let said = format!(
+        "{have} are there, {part} in part, {no} are missing, {differs} differ on purpose, and \
+         {others} belong"
+    );
+    assert!(section.contains(&said), "the page does not say: {said}");
+    for row in rows {
+        let names = row[2].split('`').skip(1).step_by(2);
+        let tests = names.filter(|name| name.contains('_') || name.starts_with("manyring-"));
+        // What is there in part may name a key, such as `zero_copy`.
+        let is_named = |name: &&str| {
+            row[1] == "have" || name.matches('_').count() > 2 || name.starts_with("manyring-bench")
+        };
+        let tests: Vec<&str> = tests.filter(is_named).collect();
+        assert!(row[1] != "have" || !tests.is_empty(), "{} names no test", row[0]);
+        let unknown = tests.into_iter().find(|name| !is_shown(name, &texts));
+        assert_eq!(unknown, None, "{}: neither test nor scenario", row[0]);
+    }
+    assert!(!is_shown("no_test_of_ours", &texts) && !is_shown("manyring-bench none", &texts));
+}
+
 #[test]
 fn every_test_that_the_guide_of_domains_names_exists() {
     let texts = source_texts();
