@@ -24,8 +24,9 @@ use super::busy::while_long_busy;
 use super::chunks::Chunks;
 use super::pair::{Left, Pair};
 use super::queue::{XdpRx, XdpTx};
+use super::rings::Rings;
 use super::socket::{
-    MEMORY_SIZE, Rings, Wanted, XdpSocket, bind_copying, chunk_size, is_chunk_size, register_lent,
+    MEMORY_SIZE, Wanted, XdpSocket, bind_copying, chunk_size, is_chunk_size, register_lent,
 };
 use super::{AROUND, XdpPort};
 use crate::net::tap::TapError;

@@ -31,6 +31,7 @@ mod program;
 mod queue;
 mod replacer;
 mod ring;
+mod rings;
 mod socket;
 
 use super::reception::Reception;

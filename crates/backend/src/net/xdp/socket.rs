@@ -20,7 +20,8 @@
 use super::busy::while_busy;
 use super::chunks::Chunks;
 use super::pages::Pages;
-use super::ring::{Place, Ring, RingLayout};
+use super::ring::{Place, Ring};
+use super::rings::{RING_SIZE, Rings};
 use crate::net::Token;
 use crate::sys::child::in_child;
 use manyring_memory::{GuestMemory, GuestSlice, Mapping};
@@ -28,20 +29,15 @@ use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
 use rustix::net::sockopt::{
     set_xdp_rx_ring_size, set_xdp_tx_ring_size, set_xdp_umem_completion_ring_size,
-    set_xdp_umem_fill_ring_size, set_xdp_umem_reg, xdp_mmap_offsets,
+    set_xdp_umem_fill_ring_size, set_xdp_umem_reg,
 };
-use rustix::net::xdp::{
-    SocketAddrXdp, SocketAddrXdpFlags, XDP_PGOFF_RX_RING, XDP_PGOFF_TX_RING,
-    XDP_UMEM_PGOFF_COMPLETION_RING, XDP_UMEM_PGOFF_FILL_RING, XdpUmemReg, XdpUmemRegFlags,
-};
+use rustix::net::xdp::{SocketAddrXdp, SocketAddrXdpFlags, XdpUmemReg, XdpUmemRegFlags};
 use rustix::net::{AddressFamily, SendFlags, SocketFlags, SocketType, bind, send, socket_with};
 use std::collections::VecDeque;
 use std::sync::Arc;
 
 /// Bytes of the memory that a socket shares with the kernel.
 pub(super) const MEMORY_SIZE: u32 = 1 << 20;
-/// Entries of each ring: one for each chunk, of which there are at most 512.
-const RING_SIZE: u32 = 512;
 /// Bytes of a chunk: 2048 if every frame of the interface fits, otherwise 4096.
 const CHUNK_SIZES: [u32; 2] = [2048, 4096];
 /// Bytes of an Ethernet header: a shorter frame is not sent.
@@ -70,34 +66,6 @@ pub(super) struct XdpSocket {
     pub(super) rx: RxEnd,
     wanted: Wanted,
     flags: SocketAddrXdpFlags,
-}
-
-/// The four rings of a socket, mapped.
-pub(super) struct Rings {
-    rx: Ring,
-    fill: Ring,
-    tx: Ring,
-    completion: Ring,
-}
-
-impl Rings {
-    /// Maps the rings of the socket `fd`.
-    ///
-    /// # Errors
-    /// `EOPNOTSUPP`, `ENOPROTOOPT`, `ENOTSOCK`: `fd` is no such socket. Any other: a ring cannot be
-    /// mapped.
-    pub(super) fn map(fd: &OwnedFd) -> Result<Self, Errno> {
-        let parts = xdp_mmap_offsets(fd)?;
-        let ring = |offset, parts, entry| {
-            Ring::map(fd.as_fd(), &RingLayout { offset, parts, entry, size: RING_SIZE })
-        };
-        Ok(Self {
-            rx: ring(XDP_PGOFF_RX_RING, parts.rx, 16)?,
-            fill: ring(XDP_UMEM_PGOFF_FILL_RING, parts.fr, 8)?,
-            tx: ring(XDP_PGOFF_TX_RING, parts.tx, 16)?,
-            completion: ring(XDP_UMEM_PGOFF_COMPLETION_RING, parts.cr, 8)?,
-        })
-    }
 }
 
 impl XdpSocket {
