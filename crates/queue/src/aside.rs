@@ -1,17 +1,18 @@
 //! `Aside`: the numbers of chains that were popped and then set aside, to be popped again later.
 //!
-//! A disk on a full file system refuses a write, and the write is tried again when there may be
-//! room. Until then nobody has its chain: it is neither in flight nor in the ring. Only its number
-//! is kept, so that neither guest memory nor a bounce buffer waits with it.
+//! A disk on a full file system refuses a write. The write is tried again when there may be space.
+//! Until then its chain is neither in flight nor in the ring: only its number is kept, so that the
+//! chain holds no guest memory and no bounce buffer while it waits.
 
 use crate::chain::{BATCH_CHAINS, BATCH_SLICES, Batch};
 use crate::error::QueueError;
 use crate::ring::{Chains, Ring};
 use std::collections::VecDeque;
 
-/// Pops chains again that do not lie in the ring, and adds them to the batch: `walk` walks the next
-/// one, or returns `None` if none is left, and adds the number of its empty descriptors to the
-/// count that it is given. A chain that cannot be walked is a fault of the ring, and ends this.
+/// Pops chains that do not lie in the ring (owed or set aside) and adds them to the batch. Each
+/// call of `walk` walks the next chain, and adds the number of its empty descriptors to its
+/// argument; `None`: no chain is left. A chain that cannot be walked is latched as the ring's fault
+/// and ends this.
 pub(crate) fn pop_again<R: Ring>(
     ring: &mut R,
     batch: &mut Batch,
@@ -29,9 +30,9 @@ pub(crate) fn pop_again<R: Ring>(
     batch.walked = batch.slices.len() + empty;
 }
 
-/// Pops the chains that a former process has taken, and puts them back: so their pages are marked
-/// in a migration log, as of any chain that is put back. Whoever took them may have written to
-/// them. False: one of them cannot be walked, which is a fault of the ring.
+/// Pops the chains that a former process has popped and not returned, and puts them back. The
+/// former process may have written to their buffers, so this marks their pages in the migration
+/// log. False: a chain cannot be walked; the ring has a fault then.
 pub(crate) fn touch_owed<R: Chains>(ring: &mut R) -> bool {
     let (mut batch, mut chains) = (Batch::new(), Vec::new());
     while ring.owed() > 0 && ring.pop_batch(&mut batch, BATCH_CHAINS) > 0 {
@@ -41,14 +42,14 @@ pub(crate) fn touch_owed<R: Chains>(ring: &mut R) -> bool {
     !ring.is_faulted()
 }
 
-/// The numbers, the oldest first: no more than the ring has entries.
+/// The numbers of the chains, the oldest first: at most as many as the ring has entries.
 #[derive(Debug, Default)]
 pub(crate) struct Aside {
     numbers: VecDeque<u16>,
 }
 
 impl Aside {
-    /// How many there are.
+    /// How many chains are set aside.
     #[inline]
     #[allow(clippy::cast_possible_truncation, reason = "at most the ring's size")]
     pub(crate) fn count(&self) -> u16 {
@@ -60,19 +61,20 @@ impl Aside {
         self.numbers.push_back(number);
     }
 
-    /// The chain that was set aside first.
+    /// The number of the chain that was set aside first; it stays.
     pub(crate) fn first(&self) -> Option<u16> {
         self.numbers.front().copied()
     }
 
-    /// Takes the chain that was set aside first.
+    /// Removes the chain that was set aside first, and returns its number.
     pub(crate) fn take_first(&mut self) -> Option<u16> {
         self.numbers.pop_front()
     }
 
-    /// True if these are all of `others`, in any order.
+    /// True if `others` are exactly the chains that are set aside, in any order.
     pub(crate) fn are(&self, others: impl Iterator<Item = u16>) -> bool {
-        // A bit for each: the driver may have chosen tens of thousands, and a worker compares them.
+        // One bit for each number: a driver can have tens of thousands set aside, and a worker runs
+        // this.
         let mut bits = vec![0u64; (usize::from(u16::MAX) + 1) / 64];
         let place = |number: u16| (usize::from(number / 64), 1u64 << (number % 64));
         for (word, bit) in self.numbers.iter().copied().map(place) {

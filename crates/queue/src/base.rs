@@ -1,26 +1,26 @@
-//! `Base`: where a ring goes on, as `SET_VRING_BASE` and `GET_VRING_BASE` carry it.
+//! `Base`: the position at which a ring goes on, as `SET_VRING_BASE` and `GET_VRING_BASE` carry it.
 
 use crate::error::QueueError;
 use crate::features::RingFeatures;
 use crate::place::Place;
 
-/// The place at which a ring goes on: a front-end sets it before a queue starts, and asks for it
+/// The position at which a ring goes on. A front-end sets it before a queue starts, and asks for it
 /// when the queue stops.
 ///
-/// Its 32 bits mean what the ring's format says. Those of a split ring are the next available index
-/// to pop, in 16 bits. Those of a packed ring are two positions of 15 bits, each with its wrap
-/// counter: the next descriptor to pop, and above it the next one to use.
+/// The ring's format says what the 32 bits mean. Split ring: the next available index to pop, in 16
+/// bits. Packed ring: two positions of 15 bits, each with its wrap counter; the low half is the
+/// next descriptor to pop, the high half the next one to use.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Base(u32);
 
 impl Base {
-    /// The base that a message carries as `bits`.
+    /// The base from the 32 bits of a message.
     #[must_use]
     pub const fn from_bits(bits: u32) -> Self {
         Self(bits)
     }
 
-    /// The base as a message carries it.
+    /// The 32 bits for a message.
     #[must_use]
     pub const fn bits(self) -> u32 {
         self.0
@@ -34,9 +34,9 @@ impl Base {
         if features.packed { self.packed(size).map(drop) } else { self.split().map(drop) }
     }
 
-    /// The places at which a packed ring of `size` descriptors goes on: the next descriptor to use,
-    /// and the next one to pop. Chains between the two were taken and not answered, and are taken
-    /// again. DPDK hands on the lower half alone, for a ring of which nothing is in flight.
+    /// The two positions of a packed ring of `size` descriptors: the next descriptor to use, and
+    /// the next one to pop. Chains between the two were popped and not returned, and are popped
+    /// again. DPDK sends the low half alone, for a ring without chains in flight.
     ///
     /// # Errors
     /// [`QueueError::PackedBase`] if a place is not in the ring, or one is more than the ring's
@@ -53,19 +53,19 @@ impl Base {
         }
     }
 
-    /// The base of a packed ring.
+    /// The base of a packed ring whose next descriptor to pop is `avail` and to use `used`.
     pub(crate) fn of_packed(avail: Place, used: Place) -> Self {
         Self(u32::from(avail.bits()) | u32::from(used.bits()) << 16)
     }
 
-    /// Where a packed ring begins: at its first descriptor, on an odd lap.
+    /// The start of a packed ring: its first descriptor, with the wrap counter 1 (an odd lap).
     #[must_use]
     pub const fn packed_start() -> Self {
         Self(0x8000_8000)
     }
 
-    /// True if a new ring begins here, and not one that goes on. A front-end that does not know
-    /// that packed rings begin on an odd lap names the even one.
+    /// True if this is the base of a new ring, not of one that goes on. For a packed ring the wrap
+    /// counter 0 counts too: some front-ends do not know that packed rings begin with 1.
     #[must_use]
     pub fn is_start(self, features: RingFeatures) -> bool {
         let is_packed_start = features.packed && matches!(self.0, 0x8000 | 0x8000_8000);

@@ -29,9 +29,9 @@ impl Chain {
         }
     }
 
-    /// A number below the ring's size that no other chain in flight has: a handler keeps the
-    /// chain's state under this number. In a split ring it is the chain's head, the index of its
-    /// first descriptor and its id in the used ring.
+    /// A number below the ring's size that no other chain in flight has. A handler keeps the
+    /// chain's state under this number. In a split ring it is the index of the chain's first
+    /// descriptor, which is the chain's id in the used ring.
     #[must_use]
     #[inline]
     pub fn slot(&self) -> u16 {
@@ -56,8 +56,8 @@ impl Drop for Chain {
     }
 }
 
-/// Slices of one chain at most: its descriptors, and the crossings between memory regions. Empty
-/// descriptors count.
+/// Most slices of one chain. A chain has one slice for each descriptor, and one more wherever a
+/// buffer crosses into the next memory region. Empty descriptors count.
 pub(crate) const CHAIN_SLICES: usize = 2048;
 
 /// One chain of a batch: the token and where its slices lie. A quarter of a cache line in release
@@ -71,8 +71,8 @@ pub(crate) struct Entry {
 }
 
 impl Entry {
-    /// The readable slices of `chain` are those from `start` to `border`, the writable ones those
-    /// from `border` to `end`. A batch has at most [`BATCH_SLICES`] + [`CHAIN_SLICES`] slices.
+    /// The slices `start..border` of the batch are readable, `border..end` writable. A batch has at
+    /// most [`BATCH_SLICES`] + [`CHAIN_SLICES`] slices.
     #[inline]
     #[allow(clippy::cast_possible_truncation, reason = "a few thousand")]
     pub(crate) fn new(chain: Chain, start: usize, border: usize, end: usize) -> Self {
@@ -91,13 +91,13 @@ impl Entry {
     }
 }
 
-/// Chains popped together, with their slices in one list that keeps their snapshot of guest memory
-/// mapped. A batch is reused, so nothing is allocated once it has grown.
+/// Chains popped together. All their slices lie in one list, which keeps their snapshot of guest
+/// memory mapped. A batch is reused, so it allocates nothing once it has grown.
 #[derive(Debug, Default)]
 pub struct Batch {
     pub(crate) entries: Vec<Entry>,
     pub(crate) slices: SliceList,
-    /// Slices, and descriptors of no bytes, that the last pop with chains has walked over.
+    /// Slices and empty descriptors of the last pop that found chains.
     pub(crate) walked: usize,
 }
 
@@ -121,16 +121,16 @@ impl Batch {
     }
 
     /// Slices and empty descriptors of the last pop that found chains: a measure of its cost. The
-    /// driver chooses it, and the ring's size does not bound it: a turn that pops several batches
-    /// adds it up.
+    /// driver chooses this number, and the ring's size does not bound it. A turn that pops several
+    /// batches adds the numbers up.
     #[must_use]
     #[inline]
     pub fn walked(&self) -> usize {
         self.walked
     }
 
-    /// Takes the chain at `index`, and lends the slices that the device reads and those that it
-    /// writes. `None` if it was taken before.
+    /// Takes the chain at `index`, with its readable and its writable slices. `None` if it was
+    /// taken already.
     #[inline]
     pub fn take(&mut self, index: usize) -> Option<(Chain, Pieces<'_>, Pieces<'_>)> {
         let entry = self.entries.get_mut(index)?;
@@ -139,14 +139,15 @@ impl Batch {
         Some((chain, self.slices.pieces(readable), self.slices.pieces(writable)))
     }
 
-    /// The slices of the chain at `index`, which stays; `None` if it was taken before.
+    /// The readable and the writable slices of the chain at `index`, which stays; `None` if it was
+    /// taken.
     #[must_use]
     pub fn peek(&self, index: usize) -> Option<(Pieces<'_>, Pieces<'_>)> {
         let entry = self.entries.get(index).filter(|entry| entry.chain.is_some())?;
         Some((self.slices.pieces(entry.readable()), self.slices.pieces(entry.writable())))
     }
 
-    /// Takes the chains from `index` on that are left, the last one first.
+    /// Takes the chains from `index` on that were not taken yet, the last one first.
     #[cold]
     pub fn take_from(&mut self, index: usize) -> impl Iterator<Item = Chain> {
         self.entries[index..].iter_mut().rev().filter_map(|entry| entry.chain.take())
@@ -162,13 +163,13 @@ impl Batch {
         self.entries.iter().all(is_writable).then(|| self.slices.pieces(0..end))
     }
 
-    /// Empties the batch and lets go of the snapshot of its chains, which may then be unmapped.
+    /// Empties the batch and drops its snapshot of guest memory, which may then be unmapped.
     pub fn release(&mut self) {
         self.clear();
         self.slices.release();
     }
 
-    /// Empties the batch, for chains that lie in `memory`.
+    /// Empties the batch, and prepares it for chains of the snapshot `memory`.
     #[inline]
     pub(crate) fn restart(&mut self, memory: &Arc<GuestMemory>) {
         self.clear();

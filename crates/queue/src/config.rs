@@ -9,8 +9,8 @@ use manyring_wire::virtqueue::{
     desc_table_size, used_ring_size,
 };
 
-/// User addresses of the three areas of a ring, as `SET_VRING_ADDR` gives them. Of a packed ring,
-/// `available` is the driver's event suppression area and `used` the device's.
+/// Addresses of the three areas of a ring in the front-end's address space, as in `SET_VRING_ADDR`.
+/// In a packed ring, `available` is the driver's event suppression area and `used` the device's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RingAddresses {
     /// Descriptor table.
@@ -21,21 +21,21 @@ pub struct RingAddresses {
     pub used: u64,
 }
 
-/// All a queue is built from.
+/// Everything that is needed to build a queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QueueConfig {
-    /// Entries, at most 32768; those of a split ring are a power of two.
+    /// Number of entries, at most 32768; a power of two for a split ring.
     pub size: u16,
-    /// Where the ring lies.
+    /// Addresses of the ring's areas.
     pub addresses: RingAddresses,
-    /// Where the ring goes on.
+    /// The position at which the ring goes on.
     pub base: Base,
     /// The negotiated features that concern the ring.
     pub features: RingFeatures,
 }
 
-/// The resolved areas of a ring. Of a packed ring, `avail` is the driver's event suppression area
-/// and `used` the device's.
+/// The areas of a ring as words of guest memory. In a packed ring, `avail` is the driver's event
+/// suppression area and `used` the device's.
 #[derive(Clone, Debug)]
 pub struct RingAreas {
     /// Descriptor table.
@@ -47,7 +47,7 @@ pub struct RingAreas {
 }
 
 impl QueueConfig {
-    /// Checks the size of a packed ring, which need be no power of two.
+    /// Checks the size of a packed ring, which may be no power of two.
     pub(crate) fn check_packed_size(size: u16) -> Result<(), QueueError> {
         if size != 0 && size <= QUEUE_SIZE_MAX {
             Ok(())

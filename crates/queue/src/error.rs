@@ -1,4 +1,5 @@
-//! `QueueError`: the fault of a driver that stopped its queue; latched, reported once.
+//! `QueueError`: the driver's fault that stopped a queue. The ring latches it; the engine reports
+//! it once.
 
 use crate::record::inflight::InflightError;
 use crate::record::journal::JournalError;

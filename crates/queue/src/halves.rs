@@ -41,9 +41,9 @@ impl DeviceQueue {
         })
     }
 
-    /// Builds the queue as [`Self::new`] does, but reads nothing from `memory`, where a page fault
-    /// can last until the front-end lets it end: for a thread that others wait for. The engine
-    /// calls [`Ring::begin`] first.
+    /// Builds the queue as [`Self::new`] does, but reads nothing from `memory`: a page fault there
+    /// can last as long as the front-end likes. For a thread that others wait for. [`Ring::begin`]
+    /// must be called before anything else.
     ///
     /// # Errors
     /// As [`Self::new`].
@@ -54,10 +54,10 @@ impl DeviceQueue {
         })
     }
 
-    /// Records in `region` the chains that are taken and not returned. If a former process has left
-    /// such a record, the ring goes on where the record says, not at the base. The region of a
-    /// `former` ring, which this one does not fit, is emptied: no later ring goes on from there.
-    /// For a queue of [`Self::unread`]: both are read by [`Ring::begin`] too.
+    /// Records in `region` the chains that are popped and not returned. If `region` has the record
+    /// of a former process, the ring goes on where that record says, not at the base. `former` is
+    /// the region of an earlier ring that does not fit this ring: it is emptied, so that no later
+    /// ring goes on from it. For a queue of [`Self::unread`]: [`Ring::begin`] reads both regions.
     #[must_use]
     pub fn recorded(self, region: Option<Words>, former: Option<Words>) -> Self {
         match self {
@@ -66,9 +66,9 @@ impl DeviceQueue {
         }
     }
 
-    /// The record lies in a region of the device's own, which is zeroes where no record has begun.
-    /// A new record has as many entries as the ring, and touches no page before it is needed. For
-    /// a queue that is [`Self::recorded`].
+    /// Says that the record lies in a region which nobody else writes, and which is zero before a
+    /// record begins. A new record then has only as many entries as the ring, and touches no page
+    /// that it does not need. For a queue that is [`Self::recorded`].
     #[must_use]
     pub fn in_own_region(self) -> Self {
         match self {
@@ -77,17 +77,18 @@ impl DeviceQueue {
         }
     }
 
-    /// True if nothing but the base says where the ring goes on: it has no record, or one that has
-    /// not begun, and does not tell by itself. Reads the record.
+    /// True if only the base says where the ring goes on: the queue has no record, or the record
+    /// has not begun, and the ring is not [`Self::trailed`]. Reads the record.
     #[must_use]
     pub fn is_new(&self) -> bool {
         each!(self, queue => queue.has_only_base())
     }
 
-    /// Has a packed ring tell where it goes on: chains go back in their order, and each descriptor
-    /// that is used shows it. [`Ring::begin`] then goes on there, whatever the base says, which a
-    /// front-end may have from before a process was killed. A split ring has its used index. For a
-    /// queue of [`Self::unread`]. A packed one records in no region then.
+    /// Makes a packed ring show in its descriptors where it goes on: chains are returned in order,
+    /// and each of their descriptors is marked as used. [`Ring::begin`] then goes on at that place,
+    /// not at the base: after a process was killed, the front-end's base may be stale. A split ring
+    /// needs no such marks, since it has a used index. For a queue of [`Self::unread`]. A trailed
+    /// packed ring has no record.
     #[must_use]
     pub fn trailed(self) -> Self {
         match self {
@@ -230,7 +231,7 @@ impl Chains for DeviceQueue {
     }
 }
 
-/// The methods of the traits again, for callers that do not name the traits.
+/// Methods of [`Ring`] and [`Chains`], for callers that do not import the traits.
 impl DeviceQueue {
     /// See [`Ring::has_available`].
     #[inline]
@@ -358,13 +359,14 @@ impl DriverQueue {
         })
     }
 
-    /// Adds a chain: the device reads `readable` and writes `writable`, (guest address, bytes)
-    /// each. Returns its id, or `None` if the ring is full. Visible after [`Self::publish`].
+    /// Adds a chain: the device reads `readable` and writes `writable`, each a list of (guest
+    /// address, bytes). Returns its id, or `None` if the ring is full. The device sees it after
+    /// [`Self::publish`].
     pub fn add(&mut self, readable: &[(u64, u32)], writable: &[(u64, u32)]) -> Option<u16> {
         each!(self, queue => queue.add(readable, writable))
     }
 
-    /// Adds a chain by one indirect descriptor whose table is written at `table` (§2.7.5.3).
+    /// Adds a chain of one indirect descriptor, and writes its table at `table` (§2.7.5.3).
     pub fn add_indirect(
         &mut self,
         readable: &[(u64, u32)],
@@ -379,20 +381,21 @@ impl DriverQueue {
         each!(self, queue => queue.publish())
     }
 
-    /// Takes a used chain: its id and how many bytes the device wrote. Looks at the ring only when
-    /// all chains that were seen before are taken.
+    /// Takes a used chain: its id and the bytes that the device wrote. Reads the ring only after
+    /// all chains of the last read are taken.
     pub fn take_used(&mut self) -> Option<(u16, u32)> {
         each!(self, queue => queue.take_used())
     }
 
-    /// Used chains that were visible at the last look and are not taken yet. The device makes all
-    /// chains of one frame visible together.
+    /// Used chains that the last look at the ring has found and that are not taken yet. The device
+    /// makes all chains of one frame visible together.
     #[must_use]
     pub fn used_count(&self) -> u16 {
         each!(self, queue => queue.used_count())
     }
 
-    /// Asks for used buffer notifications and looks again. True: there is work, do not sleep.
+    /// Asks for used buffer notifications, then looks at the ring again. True: a used chain is
+    /// there already; do not sleep.
     pub fn enable_notifications(&mut self) -> bool {
         each!(self, queue => queue.enable_notifications())
     }
@@ -402,16 +405,17 @@ impl DriverQueue {
         each!(self, queue => queue.disable_notifications());
     }
 
-    /// Descriptors that are free.
+    /// How many descriptors are free.
     #[must_use]
     pub fn free_count(&self) -> u16 {
         each!(self, queue => queue.free_count())
     }
 
-    /// Where the device half of another process goes on after one has died: behind the last chain
-    /// that was returned. Chains that were not returned are popped again. A packed ring whose
-    /// chains were returned in another order than they were made available has lost descriptors of
-    /// the others: only the record of its chains in flight says where it goes on.
+    /// The base for another device half after this one's process died: behind the last chain that
+    /// was returned. Chains that were not returned are popped again. Exception: if a packed ring
+    /// returned chains in another order than they were made available, used descriptors have
+    /// overwritten those of other chains. Then only the record of chains in flight says where the
+    /// ring goes on.
     pub fn resume_base(&mut self) -> Base {
         each!(self, queue => queue.resume_base())
     }

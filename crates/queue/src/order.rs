@@ -15,38 +15,38 @@
 
 use crate::chain::Batch;
 
-/// A chain that goes back: its head or slot, and the bytes that were written to it.
+/// A chain to return: its head (split) or slot (packed), and the bytes that were written to it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct UsedEntry {
     pub(crate) slot: u16,
     pub(crate) written: u32,
 }
 
-/// The positions of the chains in flight, and the chains that wait.
+/// The positions of the chains in flight, and the pushed chains that wait for earlier ones.
 #[derive(Debug, Default)]
 pub(crate) struct Order {
-    /// The position of each chain in flight, by its head. As long as the ring.
+    /// The position of each chain in flight, by its head or slot. Its length is the ring's size.
     positions: Vec<u16>,
-    /// Each chain that waits, by its position. Empty until the first waits.
+    /// The waiting chains by their positions. Empty until the first chain waits.
     waiting: Vec<Option<UsedEntry>>,
     count: u16,
 }
 
 impl Order {
-    /// For a ring of `size` entries, a power of two; 0 if its chains may come back in any order.
+    /// For a ring of `size` entries; 0 if chains may be returned in any order.
     pub(crate) fn new(size: u16) -> Self {
         Self { positions: vec![0; usize::from(size)], ..Self::default() }
     }
 
-    /// Chains that wait.
+    /// How many chains wait for earlier ones.
     #[inline]
     pub(crate) fn count(&self) -> u16 {
         self.count
     }
 
-    /// Gives the chains of a batch their positions: behind the `others`, which were in flight
-    /// before, and those that wait. Not inlined: queues that need no order would pay for its
-    /// registers.
+    /// Gives the chains of a batch their positions, behind the `others`, which were in flight
+    /// before, and behind the waiting chains. Not inlined, so that queues which need no order
+    /// reserve no registers for it.
     #[inline(never)]
     pub(crate) fn note(&mut self, batch: &Batch, used_idx: u16, others: u16) {
         let mut position = used_idx.wrapping_add(others).wrapping_add(self.count);
@@ -58,7 +58,8 @@ impl Order {
         }
     }
 
-    /// True if the chain `used` may be returned now, as entry `used_idx`. If not, it waits here.
+    /// True if the chain `used` may be returned now, as used entry `used_idx`. Otherwise it waits
+    /// here.
     #[inline]
     pub(crate) fn is_due(&mut self, used: UsedEntry, used_idx: u16) -> bool {
         let position = self.positions.get(usize::from(used.slot));

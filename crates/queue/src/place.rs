@@ -1,14 +1,14 @@
 //! `Place`: a position in a packed ring and its wrap counter (virtio 1.3 §2.8.1), and the words of
 //! its event suppression areas (§2.8.10), which name such a position.
 
-/// Descriptor flag of a packed ring: available, or used (§2.8.1).
+/// Descriptor flag `avail` of a packed ring (§2.8.1). With the wrap counter it tells the lap.
 pub(crate) const F_AVAIL: u16 = 1 << 7;
-/// Descriptor flag of a packed ring: used, or available, by the wrap counter.
+/// Descriptor flag `used` of a packed ring (§2.8.1). With the wrap counter it tells the lap.
 pub(crate) const F_USED: u16 = 1 << 15;
-/// Both: what tells the lap on which a descriptor is available or used.
+/// Both flags: they tell on which lap a descriptor is available or used.
 pub(crate) const LAP: u16 = F_AVAIL | F_USED;
 
-/// A descriptor of a packed ring, and whether the lap on which it is reached has an odd number.
+/// A descriptor of a packed ring, and its wrap counter: true on odd laps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Place {
     pub(crate) at: u16,
@@ -16,7 +16,7 @@ pub(crate) struct Place {
 }
 
 impl Place {
-    /// The place that the 16 bits of a base or of an event name: the wrap counter is the highest.
+    /// The place from the 16 bits of a base or an event: the highest bit is the wrap counter.
     pub(crate) fn from_bits(bits: u16) -> Self {
         Self { at: bits & 0x7fff, wrap: bits >> 15 != 0 }
     }
@@ -26,16 +26,16 @@ impl Place {
         self.at | u16::from(self.wrap) << 15
     }
 
-    /// The place `count` descriptors further in a ring of `size`, which is not less.
+    /// The place `count` descriptors further on; `count` is at most the ring's `size`.
     #[inline]
     #[must_use]
     pub(crate) fn add(self, count: u16, size: u16) -> Self {
-        // Both are at most 32768, and the first is less.
+        // At most 32768 + 32767: no overflow.
         let at = self.at + count;
         if at >= size { self.on_next_lap(at - size) } else { Self { at, ..self } }
     }
 
-    /// Cold, so that a chain which does not cross the ring's end pays for one comparison alone.
+    /// Cold, so that a chain which does not cross the ring's end costs one comparison only.
     #[cold]
     fn on_next_lap(self, at: u16) -> Self {
         Self { at, wrap: !self.wrap }
@@ -51,8 +51,8 @@ impl Place {
         }
     }
 
-    /// How many descriptors lie between `from` and this place: the ring's size at most. `None` if
-    /// it is behind.
+    /// Number of descriptors from `from` to this place, at most the ring's size. `None` if this
+    /// place is before `from`.
     pub(crate) fn since(self, from: Self, size: u16) -> Option<u16> {
         if self.wrap == from.wrap {
             self.at.checked_sub(from.at)
@@ -79,8 +79,8 @@ impl Place {
         flags & LAP == self.avail_flags()
     }
 
-    /// True if a descriptor with these flags was used here, and is so still or was made available
-    /// for the next lap.
+    /// True if a descriptor with these flags was used on this lap. It may have been made available
+    /// again for the next lap since.
     pub(crate) fn was_used(self, flags: u16) -> bool {
         (flags & F_USED != 0) == self.wrap
     }
@@ -92,9 +92,9 @@ impl Place {
     }
 }
 
-/// Event flags: notify for each buffer (§2.8.10).
+/// Event flags: notify of every buffer (§2.8.10).
 pub(crate) const EVENT_ENABLE: u16 = 0;
-/// Event flags: notify for none.
+/// Event flags: notify of no buffer.
 pub(crate) const EVENT_DISABLE: u16 = 1;
 /// Event flags: notify when this descriptor is reached. Only with `VIRTIO_F_EVENT_IDX`.
 pub(crate) const EVENT_DESC: u16 = 2;
@@ -104,8 +104,8 @@ pub(crate) fn event_word(place: u16, flags: u16) -> u32 {
     u32::from(place) | u32::from(flags) << 16
 }
 
-/// Does the other side, which has written `word`, want to know of the `moved` descriptors before
-/// `now`? Reserved flags count as "always".
+/// True if the other side, which has written the event word `word`, wants to be notified of the
+/// `moved` descriptors before `now`. Reserved flags count as "always".
 #[inline]
 #[allow(clippy::cast_possible_truncation, reason = "the fields are taken out by shifts")]
 pub(crate) fn wants_event(word: u32, has_desc: bool, now: Place, moved: u16, size: u16) -> bool {

@@ -19,47 +19,48 @@ use crate::error::QueueError;
 use manyring_memory::GuestMemory;
 use std::sync::Arc;
 
-/// A ring as the engine runs it: its state, and what is done with all of it.
+/// A ring as the engine runs it: its state, and the steps that concern the ring as a whole.
 pub trait Ring: Send + std::fmt::Debug + 'static {
-    /// Reads from guest memory where the ring stands, if that was left to be done. The engine calls
-    /// this on the queue's worker, before anything else, and again when the queue moves: a page
-    /// fault in guest memory lasts until the front-end lets it end, so the thread that builds the
-    /// ring must not read it. True if the driver must be notified, because a former process may
-    /// have returned chains and then been killed before it did so.
+    /// Reads from guest memory where the ring goes on, if
+    /// [`DeviceQueue::unread`](crate::DeviceQueue::unread) has left that undone. The engine calls
+    /// this on the queue's worker before anything else, and again when the queue moves to another
+    /// worker. A page fault in guest memory can last as long as the front-end likes, so the thread
+    /// that builds the ring must not read it. Returns true if the driver must be notified: a former
+    /// process may have returned chains and been killed before it notified.
     fn begin(&mut self) -> bool {
         false
     }
 
-    /// True if the driver has made something available that was not popped.
+    /// True if the driver has made a chain available that was not popped. Reads the ring.
     fn has_available(&mut self) -> bool;
 
-    /// Chains that the driver has made available and the device has not popped, as last seen.
+    /// Available chains that were not popped, as of the last read of the ring.
     fn available_count(&self) -> u16;
 
-    /// Chains that were popped and neither pushed nor put back nor discarded.
+    /// Chains that were popped and neither pushed, put back, set aside nor discarded.
     fn in_flight(&self) -> u16;
 
-    /// Chains that were pushed and that the driver does not see even after [`Self::publish`]: it
-    /// wants chains in order (virtio 1.3 §2.7.9), and an earlier one is not pushed yet.
+    /// Chains that were pushed, but wait for an earlier chain, which is not pushed yet: the driver
+    /// wants chains in order (virtio 1.3 §2.7.9). [`Self::publish`] does not show them.
     #[inline]
     fn waiting(&self) -> u16 {
         0
     }
 
-    /// Chains that were popped and then set aside, to be popped again later. They are not in
-    /// flight: nobody uses their memory.
+    /// Chains that are set aside, to be popped again later. They are not in flight: nobody uses
+    /// their memory.
     #[inline]
     fn aside(&self) -> u16 {
         0
     }
 
-    /// Chains that a former process has taken and not returned, and that were not popped again.
-    /// They are popped before all others.
+    /// Owed chains that were not popped again: a former process has popped them and not returned
+    /// them. They are popped before all others.
     fn owed(&self) -> u16 {
         0
     }
 
-    /// True while such a chain is owed, or was popped again and is not answered.
+    /// True while an owed chain is not answered, whether it was popped again or not.
     fn owes(&self) -> bool {
         false
     }
@@ -67,16 +68,17 @@ pub trait Ring: Send + std::fmt::Debug + 'static {
     /// Puts the chains that a former process popped and did not return back into the ring, as if no
     /// process had popped them: [`Self::base`] is then the place of the first of them.
     ///
-    /// Returns false, and leaves the ring unchanged, if the former process returned chains of a
-    /// split ring that were made available after them: a base cannot leave those out. Also while
-    /// another chain is in flight, waits to be returned in order, or is set aside, and after a
-    /// fault. The caller then has the chains served.
+    /// Returns false, and leaves the ring unchanged, if the owed chains cannot be put back: the
+    /// former process has returned a chain of a split ring that was made available after one of
+    /// them (a base cannot skip a chain); or another chain is in flight, waits or is set aside; or
+    /// the ring has a fault. The caller then serves the owed chains.
     fn put_back_owed(&mut self) -> bool {
         false
     }
 
     /// Leaves the chains that are set aside to the next process, which finds them in the ring's
-    /// record. False, and nothing is changed, if the ring has none, or gives chains back in order.
+    /// record. Returns false, and changes nothing, if the ring has no record or returns chains in
+    /// order.
     fn leave_aside(&mut self) -> bool {
         false
     }
@@ -84,28 +86,29 @@ pub trait Ring: Send + std::fmt::Debug + 'static {
     /// Entries of the ring.
     fn size(&self) -> u16;
 
-    /// Where the ring goes on after the chains that were popped, as `GET_VRING_BASE` returns it.
+    /// The position behind the chains that were popped, as `GET_VRING_BASE` returns it.
     fn base(&self) -> Base;
 
-    /// Makes all pushed chains visible to the driver. Returns how many there were.
+    /// Makes all pushed chains visible to the driver. Returns their number.
     fn publish(&mut self) -> u16;
 
-    /// After a publish: does the driver want a used buffer notification?
+    /// After a publish: true if the driver wants a used buffer notification.
     fn needs_notification(&mut self) -> bool;
 
-    /// True if the driver has asked for a used buffer notification of one of the next `chains` that
-    /// are published: it sleeps then, or is about to. It may ask for one at any time after this. A
-    /// ring that cannot tell says yes.
+    /// True if the driver has asked to be notified of one of the next `chains` chains that are
+    /// published: it sleeps then, or is about to. False is no promise: the driver may ask at any
+    /// time after this. A ring that cannot tell returns true.
     #[inline]
     fn wants_call_within(&self, _chains: u16) -> bool {
         true
     }
 
-    /// Asks for available buffer notifications and looks again. True: there is work, do not sleep.
+    /// Asks for available buffer notifications, then reads the ring again. True: a chain is
+    /// available already; do not sleep.
     fn enable_notifications(&mut self) -> bool;
 
-    /// Asks for no available buffer notifications. A split ring with `VIRTIO_F_EVENT_IDX` needs to
-    /// do nothing: the driver notifies once for each event that it is given.
+    /// Asks for no available buffer notifications. A split ring with `VIRTIO_F_EVENT_IDX` has
+    /// nothing to do: the driver notifies only once for each event index.
     fn disable_notifications(&mut self);
 
     /// The fault that stopped the queue, if any.
@@ -123,12 +126,13 @@ pub trait Ring: Send + std::fmt::Debug + 'static {
     /// The snapshot of guest memory that chains are resolved in.
     fn memory(&self) -> &Arc<GuestMemory>;
 
-    /// True if guest memory was cut away: it reads as zeroes now, which no driver has written.
+    /// True if guest memory was truncated: its words read as zero, which no driver has written.
     fn is_broken(&self) -> bool {
         self.memory().is_broken()
     }
 
-    /// Resolves the ring again, at new addresses or in a new snapshot. Chains in flight stay so.
+    /// Resolves the ring's areas again, at new addresses or in a new snapshot. Chains in flight
+    /// stay in flight.
     ///
     /// # Errors
     /// [`QueueError::Ring`] if a ring area is not in memory; the queue is then unchanged.
@@ -141,28 +145,30 @@ pub trait Ring: Send + std::fmt::Debug + 'static {
 
 /// A ring whose buffers are chains of slices in guest memory.
 pub trait Chains: Ring {
-    /// Pops up to `max` chains, and no more than [`crate::BATCH_CHAINS`], into `batch`, which is
-    /// emptied first. Returns how many. A fault of the driver is latched: the chains before it are
-    /// delivered, then no more come, and [`Ring::fault`] tells.
+    /// Pops up to `max` chains, and at most [`crate::BATCH_CHAINS`], into `batch`, which is emptied
+    /// first. Returns their number. At a fault of the driver the chains before it are delivered;
+    /// later calls return 0, and [`Ring::fault`] says why.
     fn pop_batch(&mut self, batch: &mut Batch, max: usize) -> usize;
 
-    /// Puts back the chain that was popped last, untouched.
+    /// Puts back the chain that was popped last. Its buffers must be untouched.
     fn unpop(&mut self, chain: Chain);
 
-    /// Returns a chain with `written` bytes in it. The driver sees it after [`Ring::publish`].
+    /// Returns a chain, into which `written` bytes were written. The driver sees it after
+    /// [`Ring::publish`].
     fn push_used(&mut self, chain: Chain, written: u32);
 
-    /// Sets a chain aside, to be popped again by [`Self::pop_aside`]. Until then its driver does
-    /// not get it back, and its memory may change.
+    /// Sets a chain aside, for [`Self::pop_aside`] to pop again. Until then the driver does not get
+    /// it back, and its memory may change.
     fn set_aside(&mut self, chain: Chain);
 
-    /// As [`Self::pop_batch`], of the chains that were set aside, the oldest first. Each is walked
-    /// and resolved anew: if its driver has changed the descriptors, the new ones count.
+    /// Pops as [`Self::pop_batch`] does, but chains that were set aside, the oldest first. Each
+    /// chain is walked and resolved again: if the driver has changed its descriptors, the new ones
+    /// count.
     fn pop_aside(&mut self, batch: &mut Batch, max: usize) -> usize;
 
-    /// Puts all chains that were set aside back into the ring, as if they had never been popped.
-    /// False, and nothing is changed, if a chain that was popped after one of them is in flight or
-    /// has been pushed: then no base says which chains are still to be served.
+    /// Puts all chains that are set aside back into the ring, as if never popped. Returns false,
+    /// and changes nothing, if a chain that was popped after one of them is in flight or was
+    /// pushed: then no base can say which chains are still to be served.
     fn unpop_aside(&mut self) -> bool;
 
     /// Gives up a chain of a queue that is broken or ends: the driver never gets it back.

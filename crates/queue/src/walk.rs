@@ -1,5 +1,5 @@
-//! `Walk`: the state of a walk along a chain of descriptors; `Table`: an indirect table. Both
-//! formats of a virtqueue walk with them.
+//! `Walk`: the state of a walk along a chain of descriptors. `Table`: an indirect table. Both serve
+//! split and packed virtqueues.
 
 use crate::QueueError;
 use crate::chain::CHAIN_SLICES;
@@ -8,8 +8,8 @@ use manyring_memory::{
 };
 use manyring_wire::virtqueue::{DESCRIPTOR_SIZE, Descriptor};
 
-/// Most descriptors of an indirect table. Linux makes tables longer than the ring (a request of
-/// `seg_max` segments and two more), so the ring's size is no bound for them.
+/// Most descriptors of an indirect table. The ring's size is no bound: Linux makes longer tables,
+/// for requests of `seg_max` segments and two more descriptors.
 const INDIRECT_MAX: usize = 1024;
 
 /// An indirect table: in one piece of guest memory, or gathered from several.
@@ -19,7 +19,7 @@ pub(crate) enum Table<'a> {
 }
 
 impl Table<'_> {
-    /// Copies the descriptor at byte `at` out.
+    /// Copies out the descriptor at byte offset `at` of the table.
     #[inline]
     pub(crate) fn descriptor(&self, at: usize) -> Descriptor {
         let bytes = match self {
@@ -34,7 +34,7 @@ impl Table<'_> {
     }
 }
 
-/// How many descriptors the table has that `desc` names.
+/// Number of descriptors in the indirect table that `desc` names.
 #[inline(always)]
 #[allow(clippy::inline_always, reason = "a part of each format's walk")]
 pub(crate) fn table_entries(desc: Descriptor) -> Result<usize, QueueError> {
@@ -45,8 +45,8 @@ pub(crate) fn table_entries(desc: Descriptor) -> Result<usize, QueueError> {
     Ok(count)
 }
 
-/// Copies a table into one piece. A table that crosses memory regions is rare: only such a table is
-/// copied.
+/// Copies a table that crosses memory regions into one piece. Such tables are rare; all others are
+/// read where they lie.
 #[inline(always)]
 #[allow(clippy::inline_always, reason = "the walk keeps fewer registers for a call")]
 pub(crate) fn gather(
@@ -65,13 +65,14 @@ pub(crate) fn gather(
 
 /// The state of a walk along a chain. Passed by value, so that it stays in registers.
 pub(crate) struct Walk {
-    /// Slices and empty descriptors that the batch may hold after this chain.
+    /// Most slices and empty descriptors that the batch may have after this chain.
     limit: usize,
-    /// Descriptors of no bytes.
+    /// Descriptors of no bytes so far.
     pub(crate) empty: usize,
-    /// Bytes of all descriptors. A walk ends long before the sum of 32-bit lengths could wrap.
+    /// Bytes of all descriptors so far. A walk ends long before the sum of 32-bit lengths could
+    /// wrap.
     bytes: u64,
-    /// Where the writable slices begin; [`NOWHERE`] until there is one.
+    /// Index of the first writable slice; [`NOWHERE`] until there is one.
     pub(crate) writable_at: usize,
 }
 
@@ -79,7 +80,7 @@ pub(crate) struct Walk {
 const NOWHERE: usize = usize::MAX;
 
 impl Walk {
-    /// A walk along a chain whose slices begin at `start`.
+    /// The state at the start of a chain whose slices begin at index `start` of the batch.
     pub(crate) fn from(start: usize) -> Self {
         Self { limit: start + CHAIN_SLICES, empty: 0, bytes: 0, writable_at: NOWHERE }
     }
@@ -123,7 +124,8 @@ impl Walk {
         self.bytes > u64::from(u32::MAX)
     }
 
-    /// Which fault to report for a buffer that is not in memory: the length, if that is too much.
+    /// The fault for a buffer that is not in guest memory: the chain's length, if that is too
+    /// large.
     #[cold]
     fn wrong(&self, error: MemoryError) -> QueueError {
         if self.is_too_long() { QueueError::ChainBytes } else { QueueError::Buffer(error) }

@@ -46,25 +46,26 @@ pub struct BackRing {
     abi: Abi,
     entry_size: usize,
     size: u16,
-    /// The next request to take.
+    /// Count of the next request to take.
     req_cons: u32,
     /// `req_prod` as last read.
     req_prod: u32,
-    /// The next response to write.
+    /// Count of the next response to write.
     rsp_prod: u32,
     /// `rsp_prod` as last published.
     published: u32,
-    /// `rsp_prod` when the front was last asked whether it wants a notification.
+    /// `rsp_prod` at the last [`Ring::needs_notification`].
     signalled: u32,
-    /// `req_event` as we have last written it; at first as the front has.
+    /// `req_event` as last written by us; before that, as the front has initialised it.
     event_written: u32,
     in_flight: u16,
     slots: Slots,
     /// Records which requests are taken and not answered.
     journal: Option<Journal>,
-    /// The slots of requests that a former back-end has taken and not answered, the oldest last.
+    /// Slots of the owed requests, the oldest last: a former back-end has taken them, not answered
+    /// them.
     owed: Owed,
-    /// How many requests of the last batch a former back-end had taken.
+    /// How many requests at the start of the last batch were owed.
     owed_in_batch: usize,
     /// The slots of requests that are set aside; the journal keeps the requests.
     aside: Aside,
@@ -164,7 +165,8 @@ impl BackRing {
         Ok(ring)
     }
 
-    /// Begins the journal, before anything is taken.
+    /// Begins the journal, or marks the ring as served without one. Called before anything is
+    /// taken.
     fn journaled(mut self, journal: Option<Words>) -> Result<Self, QueueError> {
         match journal {
             Some(words) => {
@@ -188,7 +190,7 @@ impl BackRing {
         self.journal = Some(journal);
     }
 
-    /// How many requests a former back-end had taken that are not popped again yet.
+    /// How many owed requests were not popped again yet.
     #[must_use]
     pub fn owed_count(&self) -> usize {
         self.owed.len()
@@ -267,8 +269,8 @@ impl BackRing {
         count
     }
 
-    /// True if requests can be set aside: the journal has copies of them. The front may have
-    /// overwritten those in the ring.
+    /// True if requests can be set aside. That needs a journal, which keeps copies of them: the
+    /// front may overwrite the requests in the ring.
     #[must_use]
     pub fn can_set_aside(&self) -> bool {
         self.journal.is_some()
@@ -342,7 +344,7 @@ impl BackRing {
     }
 }
 
-/// Bytes of an entry, by layout.
+/// Bytes of a ring entry for each layout.
 const ENTRY_32: usize = Abi::X86_32.layout().entry_size;
 const ENTRY_64: usize = Abi::X86_64.layout().entry_size;
 
@@ -458,8 +460,8 @@ impl Ring for BackRing {
         self.has_available()
     }
 
-    /// A `req_event` that has passed asks for no event. If the present one is still ahead, set it
-    /// back.
+    /// A `req_event` that the front's count has passed asks for no event. So an event that is still
+    /// ahead is set back to such a count.
     fn disable_notifications(&mut self) {
         if self.event_written == self.req_cons.wrapping_add(1) {
             self.write_event(self.req_cons);
@@ -478,7 +480,8 @@ impl Ring for BackRing {
         &self.memory
     }
 
-    /// Always refused: a front-end that wants other pages makes another ring.
+    /// Always refused: the pages of a blkif ring cannot move. The front-end makes another ring
+    /// instead.
     fn relocate(&mut self, _: RingAddresses, _: Arc<GuestMemory>) -> Result<(), QueueError> {
         Err(QueueError::Granted)
     }

@@ -14,18 +14,19 @@ pub struct FrontRing {
     words: Words,
     abi: Abi,
     size: u16,
-    /// The next request to write.
+    /// Count of the next request to write.
     req_prod: u32,
     /// `req_prod` as last published.
     published: u32,
-    /// The next response to take.
+    /// Count of the next response to take.
     rsp_cons: u32,
     /// `rsp_prod` as last read.
     rsp_prod: u32,
 }
 
 impl FrontRing {
-    /// Makes an empty ring of `config` in `memory`, whose counts begin at `base`: 0, but for tests.
+    /// Makes an empty ring of `config` in `memory` whose counts begin at `base` (tests use other
+    /// bases than 0).
     ///
     /// # Errors
     /// [`QueueError::PageOrder`]: the ring has too many pages. [`QueueError::Ring`]: it does not
@@ -116,7 +117,8 @@ impl FrontRing {
         self.rsp_prod = rsp_prod;
     }
 
-    /// Asks for notifications and looks again. True: there is work, do not sleep.
+    /// Asks for a notification of the next response, then reads `rsp_prod` again. True: a response
+    /// is there already; do not sleep.
     pub fn enable_notifications(&mut self) -> bool {
         self.words.store_u32(RSP_EVENT, self.rsp_cons.wrapping_add(1));
         // Full fence: mirrors the one in the back half's `needs_notification`.
@@ -125,7 +127,7 @@ impl FrontRing {
         self.rsp_prod != self.rsp_cons
     }
 
-    /// Asks for no notifications: sets the event to a count that has passed.
+    /// Asks for no notifications: sets `rsp_event` to a count that has passed.
     pub fn disable_notifications(&mut self) {
         self.words.store_u32(RSP_EVENT, self.rsp_cons);
     }

@@ -47,7 +47,7 @@ pub struct RingConfig {
     pub abi: Abi,
     /// The ring has `1 << order` pages.
     pub order: u32,
-    /// The first page, as the snapshot of the granted pages names it; the others follow it.
+    /// Address of the first page in the snapshot of the granted pages; the other pages follow it.
     pub addr: u64,
 }
 
@@ -66,7 +66,7 @@ impl RingConfig {
     }
 }
 
-/// Where the entry of `count` begins, in a ring of `size` entries.
+/// Byte offset in the ring of the entry with this count; `size` is the ring's size in entries.
 #[inline]
 fn entry_offset(entry_size: usize, size: u16, count: u32) -> usize {
     let place = count & (u32::from(size) - 1);

@@ -30,14 +30,14 @@ impl Requests {
         self.len == 0
     }
 
-    /// Takes the request at `index`: its token, and the copy of it. `None` if it was taken before.
+    /// Takes the request at `index`: its token and its copy. `None` if it was taken already.
     #[inline]
     pub fn take(&mut self, index: usize) -> Option<(Chain, &RawRequest)> {
         let (chain, request) = self.entries[..self.len].get_mut(index)?;
         Some((chain.take()?, request))
     }
 
-    /// The copy of the request at `index`; `None` if it was taken before.
+    /// The copy of the request at `index`, which stays; `None` if it was taken already.
     #[must_use]
     pub fn peek(&self, index: usize) -> Option<&RawRequest> {
         let (chain, request) = self.entries[..self.len].get(index)?;

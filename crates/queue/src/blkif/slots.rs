@@ -4,11 +4,11 @@
 //! |  free ...  |  answered ...  |      one list; slots in flight are not in it
 //! take:      from the end of the free ones
 //! answer:    to the end of the list
-//! publish:   those that are answered are free: only the border moves
+//! publish:   the answered slots become free: only the border between both parts moves
 //! ```
-//! The slot that was freed last is taken first: its journal record is still in the cache. A turn
-//! takes requests, then answers some, then publishes the answers. When requests are taken, the list
-//! has only free slots then, and none has to be moved.
+//! The slot that was freed last is taken first, since its journal record is still in the cache. A
+//! turn takes requests, answers some and publishes the answers, in this order. So the list has only
+//! free slots when requests are taken, and no slot has to be moved.
 
 /// The slots of a ring.
 #[derive(Debug)]
@@ -24,7 +24,8 @@ impl Slots {
         Self { list: (0..size).rev().collect(), free: size.into() }
     }
 
-    /// Removes the slots of requests that a former back-end has taken. None of the others is taken.
+    /// Removes the slots `taken`, of requests that a former back-end has taken, from the free ones.
+    /// Called before any slot is taken.
     pub(super) fn take_away(&mut self, taken: &[u16]) {
         self.list.retain(|slot| !taken.contains(slot));
         self.free = self.list.len();
@@ -71,7 +72,8 @@ impl Slots {
         self.free += 1;
     }
 
-    /// The request in this slot is answered, and the front cannot see the response yet.
+    /// Appends `slot`, whose request is answered. It is not free yet: the front cannot see the
+    /// response.
     #[inline]
     pub(super) fn answer(&mut self, slot: u16) {
         self.list.push(slot);

@@ -8,13 +8,13 @@
 //!                 that of the first chain of a burst is held back
 //! publish:    the store that was held back (release): the driver reads on from there
 //! ```
-//! 1. A used descriptor is written where another chain, that is in flight, may lie. So the
-//!    descriptors of a chain are kept until it goes back, and a chain that is popped again (it was
-//!    set aside, or a former process has taken it) is walked along those.
-//! 2. A chain's slot is a number that this half gives, since a driver may choose any 16 bits as the
-//!    chain's id.
-//! 3. `avail` is as far ahead of `used` as descriptors are in flight: chains that come back in any
-//!    order go back where the oldest lay.
+//! 1. A used descriptor may overwrite the descriptors of another chain that is in flight. So the
+//!    descriptors of a chain are kept until it is returned. A chain that is popped again, because
+//!    it was set aside or a former process had taken it, is walked along the kept descriptors.
+//! 2. This half numbers the chains itself: that number is the chain's slot. The chain's id may be
+//!    any 16 bits that the driver chooses.
+//! 3. `avail` is ahead of `used` by the descriptors in flight. Chains are returned in any order,
+//!    and are written where the oldest chain in flight lay.
 
 mod built;
 mod kept_chains;
@@ -56,54 +56,56 @@ pub struct PackedDeviceHalf {
     avail: Place,
     /// The next descriptor to use.
     used: Place,
-    /// Where the burst that is not published begins, and the second word of its first descriptor.
+    /// The first descriptor of the unpublished burst: its place and its second word, not yet
+    /// stored.
     first: Option<(Place, u64)>,
-    /// Chains of the burst.
+    /// Chains of the unpublished burst.
     pushed: u16,
-    /// Descriptors that were published since the driver was last asked for its event.
+    /// Descriptors published since the last [`Ring::needs_notification`].
     unsignalled: u16,
-    /// Chains that went back, as the order counts them.
+    /// Chains returned so far, modulo 2^16: the position of the next one in `order`.
     given: u16,
-    /// At the last look there was a chain to pop.
+    /// The last look at the ring found a chain to pop.
     has_more: bool,
-    /// The word of the device's event suppression area as last written.
+    /// The device's event suppression word as last written; `None`: not written yet.
     event_written: Option<u32>,
     /// Chains that were popped and neither pushed nor put back, set aside nor discarded.
     in_flight: u16,
-    /// Descriptors of the ring whose chains have not gone back.
+    /// Descriptors of the ring whose chains were not returned.
     held: u16,
-    /// Those of them that the next burst shows to the driver, if there is a record.
+    /// Those of `held` that the next publish shows to the driver; counted only if there is a
+    /// record.
     unshown: u16,
     has_begun: bool,
-    /// The base is 0: front-ends that do not think of packed rings say so for a new one.
+    /// The base is 0. A front-end that does not know packed rings gives this base to a new ring.
     is_unsure: bool,
     slots: KeptChains,
     aside: Aside,
     order: Order,
     record: Option<Box<PackedInflight>>,
-    /// The descriptors that the burst writes behind its first one, if the ring is to tell its
-    /// place.
+    /// The descriptors of the unpublished burst behind its first one, if the ring is trailed.
     trail: Option<Vec<(Place, u64)>>,
-    /// The record of a ring before this one, which is emptied when this one begins.
+    /// The record of an earlier ring, which [`Ring::begin`] empties.
     former: Option<Box<Words>>,
-    /// Marks of the writes to the ring, and to the device's event suppression area, in the
-    /// migration log, while the front-end wants them.
+    /// Marks the writes to the ring, and to the device's event suppression area, in the migration
+    /// log; `None`: the front-end has set no log.
     marks: Option<Box<DirtyMarks>>,
     event_marks: Option<Box<DirtyMarks>>,
-    /// Chains that a former process has taken and that are not popped again, the oldest last.
+    /// Slots of the owed chains, the oldest last: a former process has popped them and not returned
+    /// them.
     owed: Vec<u16>,
-    /// Those of them that were popped again and are not answered.
+    /// How many owed chains were popped again and are not returned.
     again: u16,
-    /// There is an order to restore, a record to keep or a log to mark in.
+    /// Chains need an order, a record or a migration log: each step is noted.
     is_noted: bool,
-    /// There is no fault, and nothing is owed.
+    /// There is no fault, and no chain is owed: a pop has only the ring to look at.
     is_plain: bool,
     fault: Option<QueueError>,
 }
 
 impl PackedDeviceHalf {
-    /// The two words of the descriptor at a place, if it has the flags `lap` of one that is
-    /// available there.
+    /// The two words of the descriptor at `place`, if its flags say that it is available on the lap
+    /// with the flags `lap`.
     #[inline]
     #[allow(clippy::cast_possible_truncation, reason = "the highest 16 bits")]
     fn available_at(&self, place: Place, lap: u16) -> Option<(u64, u64)> {
@@ -112,8 +114,8 @@ impl PackedDeviceHalf {
         ((u64::from_le(words.1) >> 48) as u16 & LAP == lap).then_some(words)
     }
 
-    /// Walks the chain at `place`, whose first descriptor has these two words. Gives its entry, and
-    /// how many descriptors it has.
+    /// Walks the chain at `place`, whose first descriptor has the given two words. Returns the
+    /// chain's batch entry and its number of descriptors.
     #[inline]
     fn pop_chain(
         &mut self,
@@ -154,7 +156,7 @@ impl PackedDeviceHalf {
         self.has_used(count);
     }
 
-    /// A chain of `count` descriptors has gone back.
+    /// Counts a chain of `count` descriptors as returned.
     #[inline]
     fn has_used(&mut self, count: u16) {
         self.used = self.used.add(count, self.size);
@@ -162,7 +164,7 @@ impl PackedDeviceHalf {
         self.pushed += 1;
     }
 
-    /// A burst that begins at `place` was shown to the driver. Returns its chains.
+    /// Counts the burst that begins at `place` as published. Returns its number of chains.
     #[inline]
     fn shown_from(&mut self, place: Place) -> u16 {
         let moved = self.used.since(place, self.size).unwrap_or(self.size);
@@ -170,11 +172,12 @@ impl PackedDeviceHalf {
         std::mem::take(&mut self.pushed)
     }
 
-    /// A ring that goes on at its first descriptor, on an even lap, has the base 0. So has a new
-    /// one if its front-end does not know that packed rings begin on an odd lap (UML). The ring
-    /// tells: of one that has been all the way round, a descriptor was used on the lap before, and
-    /// has that flag still when it is available again. That need not be the first descriptor: it
-    /// may have been a later one of its chain, of which the device uses none.
+    /// Finds out the lap of a ring with the base 0. This base is right for a ring that goes on at
+    /// its first descriptor on an even lap. But some front-ends (UML) give it to a new ring too,
+    /// whose lap is odd. In a ring that has been all the way round, some descriptor has the flag
+    /// `used` of the lap before: the driver keeps this flag when it makes the descriptor available
+    /// again. It need not be the first descriptor, since the device marks only the first one of
+    /// each chain.
     #[cold]
     #[allow(clippy::cast_possible_truncation, reason = "the highest 16 bits")]
     fn judge_lap(&mut self) {
@@ -286,7 +289,8 @@ impl Ring for PackedDeviceHalf {
         } else {
             event_word(0, EVENT_ENABLE)
         });
-        // Full fence: mirrors the driver's between its descriptors and its look at our event.
+        // Full fence: mirrors the driver's fence between writing its descriptors and reading our
+        // event.
         fence_full();
         self.has_available()
     }
@@ -428,8 +432,8 @@ impl Chains for PackedDeviceHalf {
     }
 }
 
-/// The place `size` before `place.at`, on the next lap, and the flags of an available descriptor
-/// there.
+/// The place `size` descriptors before `place`, with the wrap counter of the next lap, and the
+/// flags of a descriptor that is available there.
 #[cold]
 #[inline(never)]
 fn next_lap(place: Place, size: u16) -> (Place, u16) {

@@ -5,10 +5,10 @@
 //!        descriptors are passed over
 //! take:  the first chain that was seen; before that a look, if no chain is left
 //! ```
-//! Each used descriptor is read once. With `VIRTIO_F_IN_ORDER` a device may return a batch by one
-//! used descriptor, with the id of the last chain, in the place of the first one (§2.8.9): then
-//! that chain was seen and all that were made available before it, whose buffers count as written
-//! to their ends.
+//! Each used descriptor is read once. With `VIRTIO_F_IN_ORDER` a device may return a batch by a
+//! single used descriptor, which has the id of the batch's last chain and lies where the first one
+//! lay (§2.8.9). Then that chain is seen, and all chains that were made available before it. The
+//! buffers of the latter count as written to their ends.
 
 use crate::IndirectTable;
 use crate::base::Base;
@@ -22,7 +22,7 @@ use manyring_wire::virtqueue::{
 };
 use std::collections::VecDeque;
 
-/// A chain that the device has returned: its id, and the bytes that were written.
+/// A chain that the device has returned: its id, and the bytes that the device wrote.
 #[derive(Clone, Copy, Debug)]
 struct UsedChain {
     id: u16,
@@ -36,21 +36,21 @@ pub struct PackedDriverHalf {
     size: u16,
     features: RingFeatures,
     avail: Place,
-    /// Where the next used descriptor will be: behind the chains that were seen.
+    /// The place of the next used descriptor: behind the chains that were seen.
     used: Place,
     free_count: u16,
     free_ids: Vec<u16>,
-    /// Descriptors that the driver made available, and whose used descriptor it has not read yet.
+    /// Descriptors made available whose used descriptor was not read yet.
     unseen: u16,
-    /// Chains that were seen and not taken.
+    /// Chains that were seen and not taken by the caller.
     seen: VecDeque<UsedChain>,
-    /// The chains in flight that were not seen, in their order and as if they had been written to
-    /// their ends. Empty unless chains come back in that order.
+    /// Chains in flight, in order, each as if written to its end. Empty without
+    /// `VIRTIO_F_IN_ORDER`.
     expected: VecDeque<UsedChain>,
-    /// Descriptors of the chain of each id; 0 if it is not in flight.
+    /// Number of descriptors of the chain with each id; 0 if the id is not in flight.
     counts: Vec<u16>,
-    /// The first descriptor of the chains that were added and not published: the others stand in
-    /// the ring.
+    /// The first descriptor of the unpublished chains, not yet stored. Their other descriptors are
+    /// in the ring already.
     first: Option<(Place, u64)>,
     moved: u16,
 }
@@ -75,7 +75,7 @@ impl PackedDriverHalf {
         areas.avail.store_u32(0, 0);
         areas.used.store_u32(0, 0);
         for at in 0..size {
-            // As if all before `next` had been used on this lap, and the others on the last one.
+            // Descriptors before `next` look used on this lap, the others on the lap before.
             let lap = Place { at, wrap: next.wrap == (at < next.at) };
             let desc = Descriptor { addr: 0, len: 0, flags: lap.used_flags(), next: 0 };
             areas.desc.store_u64(byte_of(lap), 0);
@@ -164,7 +164,7 @@ impl PackedDriverHalf {
     /// See [`crate::DriverQueue::publish`].
     pub fn publish(&mut self) -> bool {
         let Some((place, word)) = self.first.take() else { return false };
-        // Release: the descriptors behind it come first.
+        // Release: the descriptors behind the first one are written before it.
         self.areas.desc.store_u64_release(byte_of(place) + 8, word);
         // Full fence: mirrors the one in the device half's `enable_notifications`.
         fence_full();
@@ -173,19 +173,19 @@ impl PackedDriverHalf {
         wants_event(word, self.features.event_idx, self.avail, moved, self.size)
     }
 
-    /// The used descriptor behind the chains that were seen, if there is one.
+    /// The chain of the next used descriptor; `None` if that descriptor is not used yet.
     #[allow(clippy::cast_possible_truncation, reason = "the fields are taken out by shifts")]
     fn next_used(&self) -> Option<UsedChain> {
-        // Acquire: the device's writes from before it showed this descriptor are read after it.
+        // Acquire: what the device wrote before it published this descriptor is read after it.
         let high = self.areas.desc.load_u64_acquire(byte_of(self.used) + 8);
         let is_used = self.unseen > 0 && self.used.is_used((high >> 48) as u16);
         is_used.then_some(UsedChain { id: (high >> 32) as u16, written: high as u32 })
     }
 
-    /// Passes over all chains that are used.
+    /// Passes over all used descriptors, and notes their chains as seen.
     fn look(&mut self) {
         while let Some(returned) = self.next_used() {
-            // The chains before it in a batch that is returned by its last one.
+            // The earlier chains of a batch that the device returned by its last chain.
             while self.features.in_order
                 && let Some(skipped) = self.expected.pop_front()
                 && skipped.id != returned.id

@@ -27,22 +27,22 @@
 
 use crate::place::{F_AVAIL, F_USED, Place};
 
-/// Where a ring goes on.
+/// The place at which a ring goes on, and the burst that was being written there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Found {
-    /// The first descriptor that was not shown to the driver.
+    /// The first descriptor that was not published.
     pub(crate) from: Place,
-    /// How many descriptors from there on were about to be shown; 0 if none.
+    /// Number of descriptors of the unpublished burst, from `from` on; 0 without a burst.
     pub(crate) burst: u16,
-    /// How many of them are not written: the first ones.
+    /// How many descriptors of the burst, counted from `from`, were not written as used.
     pub(crate) unwritten: u16,
 }
 
-/// Most runs of descriptors with one `used` flag: the two of a lap, and a burst in either.
+/// Most runs of descriptors with the same flag `used`: two for a lap, and two more for a burst.
 const RUNS: usize = 4;
 
-/// Finds the place in a ring of `size` descriptors whose flags `flags` reads. `None` if no device
-/// that leaves a trail has written them.
+/// Finds the place in a ring of `size` descriptors. `flags` reads the flags of one descriptor.
+/// `None` if the flags were not written by a device that leaves a trail.
 pub(crate) fn find(size: u16, flags: impl Fn(u16) -> u16) -> Option<Found> {
     let is_used = |at: u16| flags(at) & F_USED != 0;
     let mut starts = Vec::with_capacity(RUNS);
@@ -52,7 +52,7 @@ pub(crate) fn find(size: u16, flags: impl Fn(u16) -> u16) -> Option<Found> {
             return None;
         }
     }
-    // Where those begin that are available, of the descriptors up to `end`.
+    // Where the available descriptors at the start of `begin..end` end.
     let available_to = |begin: u16, end: u16| {
         let is_there = |at: &u16| flags(*at) & F_AVAIL == (flags(*at) & F_USED) >> 8;
         (begin..end).rev().find(is_there).map_or(begin, |at| at + 1)
@@ -60,7 +60,7 @@ pub(crate) fn find(size: u16, flags: impl Fn(u16) -> u16) -> Option<Found> {
     let first = is_used(0);
     let burst = |(at, wrap), unwritten, burst| Found { from: Place { at, wrap }, burst, unwritten };
     let (bursts, clean) = match starts[..] {
-        // Bursts of the whole ring.
+        // Bursts as long as the ring.
         [] => {
             let k = available_to(0, size);
             (vec![burst((k, !first), size - k, size)], Some(burst((0, !first), 0, 0)))
@@ -86,7 +86,7 @@ pub(crate) fn find(size: u16, flags: impl Fn(u16) -> u16) -> Option<Found> {
     bursts.into_iter().find(|found| is_as_written(*found, size, &flags)).or(clean)
 }
 
-/// True if the flags are those of such a burst, of which a part is written.
+/// True if the ring's flags fit `found`: a burst of which a part was written.
 fn is_as_written(found: Found, size: u16, flags: impl Fn(u16) -> u16) -> bool {
     let is_in_ring = found.from.at < size && (1..found.burst).contains(&found.unwritten);
     is_in_ring

@@ -1,4 +1,5 @@
-//! `Inflight`: the chains of a split ring that are taken and not returned, in vhost-user's region.
+//! `Inflight`: vhost-user's in-flight region of a split ring: the chains that are taken, not
+//! returned.
 //!
 //! The front-end keeps the region while no process serves its ring (vhost-user, "Inflight I/O
 //! tracking"). It has a header and an entry for each head of a chain:
@@ -33,7 +34,7 @@
 
 use manyring_memory::{Words, fence_compiler};
 
-/// Why a split ring cannot go on from its in-flight region.
+/// Why a split ring cannot go on as its in-flight region says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[allow(missing_docs, reason = "the Display text says what each field is")]
 pub enum InflightError {
@@ -53,7 +54,7 @@ pub enum InflightError {
     Lost { entry: u16 },
 }
 
-/// Bytes of the region of a split ring with `entries` entries.
+/// Bytes of the in-flight region for a split ring of `entries` entries.
 #[must_use]
 pub fn inflight_size(entries: u16) -> usize {
     entry(entries)
@@ -64,7 +65,8 @@ pub(crate) fn clear_inflight(region: &Words) {
     if region.size() < HEADER_SIZE || region.load_u16(HEAD_VERSION) == 0 {
         return;
     }
-    // Without a version nothing else is read: who is killed behind this store has emptied it.
+    // A region without a version is never read further: if the process is killed after this store,
+    // the region is empty all the same.
     region.store_u16(HEAD_VERSION, 0);
     fence_compiler();
     for at in (0..region.size()).step_by(size_of::<u64>()) {
@@ -82,28 +84,30 @@ const HEAD_ENTRIES: usize = 10;
 const HEAD_LAST: usize = 12;
 const HEAD_USED: usize = 14;
 
-/// The flag `inflight` in its first byte; the others are padding.
+/// Offset of the word whose first byte is the flag `inflight`; its other bytes are padding.
 const FLAG: usize = 0;
 const NEXT: usize = 6;
 const COUNTER: usize = 8;
 
 const VERSION: u16 = 1;
 
-/// The in-flight region of a ring that is served.
+/// The in-flight region of a split ring that this process serves.
 #[derive(Debug)]
 pub(crate) struct Inflight {
     words: Words,
-    /// Nobody else writes there: it is zeroes where no record has begun.
+    /// Nobody else writes the region: it is zero until a record begins.
     is_own: bool,
-    /// The counter of the chain that is taken next.
+    /// The counter for the chain that is taken next.
     counter: u64,
-    /// The chain that was answered last; at first any, since a burst ends at its first chain.
+    /// Head of the chain that was answered last; at first any head, since a burst ends at its first
+    /// chain.
     last: u16,
-    /// The chains that are answered and not published.
+    /// Heads of the chains that are answered and not published.
     burst: Vec<u16>,
-    /// The chains that a former process has taken and not returned, the oldest last.
+    /// Heads of the owed chains, the oldest last: a former process has taken them, not returned
+    /// them.
     owed: Vec<u16>,
-    /// Those of them that were popped again and are not answered, the oldest first.
+    /// Heads of the owed chains that were popped again and are not answered, the oldest first.
     again: Vec<u16>,
 }
 
@@ -114,14 +118,15 @@ impl Inflight {
         Self { words, is_own: false, counter: 0, last: 0, burst, owed, again }
     }
 
-    /// The record lies in a region of the device's own, with a place for the largest ring: a new
-    /// one has the entries of its ring alone, so that no page is touched before it is needed.
+    /// Says that nobody else writes the region, and that it may have space for the largest ring. A
+    /// new record has only the entries of its ring, so that no page is touched before it is needed.
     pub(crate) fn in_own_region(self) -> Self {
         Self { is_own: true, ..self }
     }
 
-    /// Reads a former process's record of a ring of `size` entries whose used index is `used_idx`.
-    /// Returns the next available index. `None`: there is no record, and a new one begins.
+    /// Reads a former process's record for a ring of `size` entries whose used index is `used_idx`.
+    /// Returns the next available index to pop. `None`: there was no record, and a new one has
+    /// begun.
     pub(crate) fn resume(
         &mut self,
         size: u16,
@@ -156,7 +161,7 @@ impl Inflight {
 
     /// Begins a record. The version is stored last, so that a region which has one is complete.
     fn begin(&mut self, entries: u16, used_idx: u16) {
-        // To read a page of a file in memory allocates it.
+        // Reading a page of a memfd allocates it, so a region of our own is not searched for flags.
         let foreign = if self.is_own { 0 } else { entries };
         for head in 0..foreign {
             if self.words.load_u16(entry(head) + FLAG) != 0 {
@@ -170,7 +175,7 @@ impl Inflight {
         fence_compiler();
     }
 
-    /// Completes the steps that are left of the burst that was published last.
+    /// Completes the steps that a killed process left undone for the burst that it published last.
     fn end_burst(&mut self, size: u16, used_idx: u16) -> Result<(), InflightError> {
         let region = self.words.load_u16(HEAD_USED);
         let count = used_idx.wrapping_sub(region);
@@ -196,7 +201,7 @@ impl Inflight {
         Ok(())
     }
 
-    /// Finds the chains that are in flight.
+    /// Fills `owed` with the chains that are in flight.
     fn find_owed(&mut self, entries: u16, size: u16) -> Result<(), InflightError> {
         let mut owed = Vec::new();
         for head in 0..entries {
@@ -214,40 +219,41 @@ impl Inflight {
         Ok(())
     }
 
-    /// True if no record has begun there.
+    /// True if no record has begun in the region.
     pub(crate) fn is_new(&self) -> bool {
         self.words.load_u16(HEAD_VERSION) == 0
     }
 
-    /// True once the region was cut away under us.
+    /// True if the front-end has truncated the region's file under our mapping.
     pub(crate) fn is_broken(&self) -> bool {
         self.words.is_broken()
     }
 
-    /// How many chains a former process has taken that were not popped again yet.
+    /// How many owed chains were not popped again yet.
     #[inline]
     #[allow(clippy::cast_possible_truncation, reason = "at most the ring's size")]
     pub(crate) fn owed_count(&self) -> u16 {
         self.owed.len() as u16
     }
 
-    /// True if a former process has taken a chain that is not answered yet.
+    /// True if an owed chain is not answered yet, whether it was popped again or not.
     pub(crate) fn owes(&self) -> bool {
         !self.owed.is_empty() || !self.again.is_empty()
     }
 
-    /// The chain that is owed next.
+    /// The head of the owed chain that is popped next.
     pub(crate) fn first_owed(&self) -> Option<u16> {
         self.owed.last().copied()
     }
 
-    /// All chains that are owed and were not popped again, in any order.
+    /// The heads of all owed chains that were not popped again, in any order.
     pub(crate) fn all_owed(&self) -> &[u16] {
         &self.owed
     }
 
-    /// Records that the chains which are owed are in the ring again. `newest_first`: their heads,
-    /// so that those which are left if the process is killed meanwhile are the first ones.
+    /// Records that the owed chains are in the ring again. `newest_first`: their heads in this
+    /// order, so that the oldest chains are the ones still owed if the process is killed in
+    /// between.
     pub(crate) fn put_back_owed(&mut self, newest_first: impl Iterator<Item = u16>) {
         for head in newest_first {
             self.words.store_u16(entry(head) + FLAG, 0);
@@ -256,12 +262,12 @@ impl Inflight {
         self.owed.clear();
     }
 
-    /// The chain that is owed next was popped.
+    /// Counts the owed chain that is next as popped.
     pub(crate) fn pop_owed(&mut self) {
         self.again.extend(self.owed.pop());
     }
 
-    /// Records that a chain of the ring is taken.
+    /// Records that the chain of `head` was popped from the ring.
     #[inline]
     pub(crate) fn taken(&mut self, head: u16) {
         self.words.store_u64(entry(head) + COUNTER, self.counter);
@@ -271,8 +277,8 @@ impl Inflight {
         fence_compiler();
     }
 
-    /// Records that the chain which was taken last is in the ring again. False: a former process
-    /// has taken it, and it is owed still.
+    /// Records that the chain which was popped last is in the ring again. False: the chain was
+    /// owed; it is owed again, and does not lie in the ring.
     pub(crate) fn put_back(&mut self, head: u16) -> bool {
         if self.again.last() == Some(&head) {
             self.owed.extend(self.again.pop());
@@ -283,7 +289,7 @@ impl Inflight {
         true
     }
 
-    /// Records that the next used entry returns this chain.
+    /// Records that the chain of `head` is returned by the next used entry.
     #[inline]
     pub(crate) fn answered(&mut self, head: u16) {
         if !self.again.is_empty() {
@@ -297,8 +303,8 @@ impl Inflight {
         self.burst.push(head);
     }
 
-    /// Records that the ring has got this used index, with which the driver sees all chains that
-    /// were answered.
+    /// Records that the burst was published: `used_idx` is now the ring's used index, with which
+    /// the driver sees all answered chains.
     #[inline]
     pub(crate) fn published(&mut self, used_idx: u16) {
         fence_compiler();
@@ -310,17 +316,17 @@ impl Inflight {
         fence_compiler();
     }
 
-    /// A chain that was owed and popped again cannot be put back any more.
+    /// Notes that a chain which was owed and popped again can no longer be put back.
     #[cold]
     pub(crate) fn forget(&mut self, head: u16) {
-        // They are mostly answered in about the order in which they were popped.
+        // Chains are answered in about the order in which they were popped: the search is short.
         if let Some(at) = self.again.iter().position(|again| *again == head) {
             self.again.remove(at);
         }
     }
 }
 
-/// Where the entry of a head begins, behind the header.
+/// Byte offset of the entry of a head in the region.
 #[inline]
 fn entry(head: u16) -> usize {
     HEADER_SIZE + usize::from(head) * ENTRY_SIZE

@@ -1,4 +1,4 @@
-//! `Journal`: which requests of a ring were taken and have no response that the front can see.
+//! `Journal`: which requests of a Xen ring are taken and have no response that the front can see.
 //!
 //! The journal lies in a mapped file that outlives the process which serves the ring. The ring
 //! alone does not say which requests were taken: requests are answered in any order, and responses
@@ -40,7 +40,7 @@ use manyring_memory::{Words, fence_compiler};
 use manyring_wire::xen::blkif::{Abi, ENTRY_WORDS, RING_ENTRIES, RING_PAGE_ORDER_MAX, RawRequest};
 use std::hash::{BuildHasher, Hasher};
 
-/// Why a back-end cannot go on where another one was killed.
+/// Why a back-end cannot go on with the ring of a killed one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[allow(missing_docs, reason = "the Display text says what each field is")]
 pub enum JournalError {
@@ -62,16 +62,16 @@ pub enum JournalError {
     Taken { taken: u64, found: u64 },
 }
 
-/// Bytes of the journal of a ring of `1 << order` pages. A ring that is too large to be served
-/// counts as the largest one that is.
+/// Bytes of the journal for a ring of `1 << order` pages. An order above the largest that is served
+/// counts as the largest.
 #[must_use]
 pub fn journal_size(abi: Abi, order: u32) -> usize {
     record(abi.ring_size(order.min(RING_PAGE_ORDER_MAX)))
 }
 
-/// Where the mark lies in the ring's first page: in the last word of the padding after the counts.
-/// A front clears the padding when it makes a ring, and does not read it. So a ring that the front
-/// has made anew is not mistaken for the ring of the journal.
+/// Offset of the mark in the ring's first page: the last word of the padding behind the counts. A
+/// front clears the padding when it makes a ring, and never reads it. So a new ring of the front is
+/// not mistaken for the ring of an old journal.
 const MARK: usize = RING_ENTRIES - 4;
 /// The mark of a ring that no back-end has served.
 const UNSERVED: u32 = 0;
@@ -81,7 +81,7 @@ const UNWRITTEN: u32 = 1;
 const MAGIC: u32 = u32::from_le_bytes(*b"MrXJ");
 const VERSION: u32 = 1;
 
-/// Bytes of the header, and of a record: two lines of a cache.
+/// Bytes of the header, and of each record: two cache lines.
 const UNIT: usize = 128;
 
 const HEAD: usize = 0;
@@ -99,17 +99,17 @@ const _: () = assert!(REQUEST + 4 * ENTRY_WORDS <= UNIT);
 
 const FREE: u64 = 0;
 const TAKEN: u64 = 1;
-/// Answered by response 0; the next number stands for response 1.
+/// State of a record: answered by response 0. `ANSWERED + k` means: answered by response k.
 const ANSWERED: u64 = 2;
 
-/// The journal of a ring that is served.
+/// The journal of a ring that this process serves.
 #[derive(Debug)]
 pub(crate) struct Journal {
     words: Words,
     abi: Abi,
-    /// The next request to take. The low 32 bits are the ring's count.
+    /// Count of the next request to take. Its low 32 bits are the ring's count.
     taken: u64,
-    /// The next response to write; likewise.
+    /// Count of the next response to write. Its low 32 bits are the ring's count.
     answered: u64,
 }
 
@@ -117,7 +117,7 @@ pub(crate) struct Journal {
 /// which it took them.
 pub(crate) type Owed = Vec<u16>;
 
-/// How the entries of a ring are laid out, and how many there are.
+/// The layout of a ring's entries, and their number.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Shape {
     pub(crate) abi: Abi,
@@ -125,8 +125,8 @@ pub(crate) struct Shape {
 }
 
 impl Journal {
-    /// Begins a journal for a ring of `size` entries whose next request and response have this
-    /// count. The ring is marked last, so that a marked ring has a complete journal.
+    /// Begins a journal for a ring of `size` entries; `count` is the count of its next request and
+    /// its next response. The ring is marked last, so that a marked ring has a complete journal.
     pub(crate) fn begin(
         words: Words,
         shape: Shape,
@@ -154,7 +154,8 @@ impl Journal {
         Ok(Self { words, abi, taken: count.into(), answered: count.into() })
     }
 
-    /// Goes on with the journal of a ring whose published responses end at `rsp_prod`.
+    /// Goes on with the journal of a ring that a former back-end served; its published responses
+    /// end at the count `rsp_prod`.
     pub(crate) fn resume(
         words: Words,
         shape: Shape,
@@ -191,8 +192,8 @@ impl Journal {
             return Err(JournalError::Record { slot });
         }
         let owed: Owed = owed.into_iter().map(|(_, slot)| slot).collect();
-        // A request whose response was written and not published is served again, and its response
-        // may get another number: it counts as taken.
+        // A request whose response was written and not published counts as taken: it is served
+        // again, and its response may get another number.
         for slot in &owed {
             words.store_u64(record(*slot) + STATE, TAKEN);
         }
@@ -201,7 +202,7 @@ impl Journal {
         Ok((Self { words, abi, taken, answered }, owed))
     }
 
-    /// Records a request as taken. Its words are given as those before the segments, and the rest.
+    /// Records a request as taken: `head` are its words before the segments, `rest` the others.
     #[inline(always)]
     #[allow(clippy::inline_always, reason = "the first part has a constant length")]
     pub(crate) fn take(&mut self, slot: u16, head: &[u32], rest: &[u32]) {
@@ -214,7 +215,7 @@ impl Journal {
         self.taken += 1;
     }
 
-    /// Records how many requests are taken, at the end of a batch.
+    /// Stores the count of taken requests, at the end of a batch.
     #[inline]
     pub(crate) fn end_batch(&mut self) {
         fence_compiler();
@@ -229,7 +230,7 @@ impl Journal {
         self.words.store_u64(record(slot) + STATE, FREE);
     }
 
-    /// Records that the next response answers the request in this slot.
+    /// Records that the next response answers the request in `slot`.
     #[inline]
     pub(crate) fn answer(&mut self, slot: u16) {
         self.words.store_u64(record(slot) + STATE, ANSWERED + self.answered);
@@ -244,7 +245,7 @@ impl Journal {
         fence_compiler();
     }
 
-    /// Copies the request in a slot to `request`.
+    /// Copies the journal's copy of the request in `slot` to `request`.
     pub(crate) fn copy_to(&self, slot: u16, request: &mut RawRequest) {
         let (at, words) = (record(slot) + REQUEST, request.words_mut());
         words[0] = self.words.load_u32(at);
@@ -253,19 +254,19 @@ impl Journal {
     }
 }
 
-/// True if nobody has served the ring since its front has made it.
+/// True if no back-end has served the ring since its front made it.
 pub(crate) fn is_unserved(ring: &Words) -> bool {
     ring.load_u32(MARK) == UNSERVED
 }
 
-/// Marks the ring as served without a journal: while it has requests to answer, no later back-end
-/// can take it over.
+/// Marks the ring as served without a journal. While requests of such a ring are unanswered, no
+/// later back-end can take it over.
 pub(crate) fn mark_unwritten(ring: &Words) {
     ring.store_u32(MARK, UNWRITTEN);
 }
 
-/// The count of published responses in 64 bits. The journal's count is stored just before the
-/// ring's `rsp_prod`, so the ring's is the same or one burst behind.
+/// The count of published responses, in 64 bits. The journal's count is stored just before the
+/// ring's `rsp_prod`, so the ring's count is equal, or one burst behind.
 fn published(words: &Words, size: u16, rsp_prod: u32) -> Result<u64, JournalError> {
     let noted = words.load_u64_acquire(HEAD_PUBLISHED);
     #[allow(clippy::cast_possible_truncation, reason = "the ring's count is the low 32 bits")]
@@ -277,8 +278,8 @@ fn published(words: &Words, size: u16, rsp_prod: u32) -> Result<u64, JournalErro
     }
 }
 
-/// The order and the slot of each request that is taken, or that a response answers which is not
-/// before count `answered`.
+/// The order and the slot of each owed request: one that is taken, or answered by a response with a
+/// count of `answered` or later.
 fn owed(words: &Words, size: u16, answered: u64) -> Result<Vec<(u64, u16)>, JournalError> {
     let mut owed = Vec::new();
     for slot in 0..size {
@@ -301,7 +302,7 @@ fn check_size(words: &Words, size: u16) -> Result<(), JournalError> {
     if len < needed { Err(JournalError::Short { len, needed }) } else { Ok(()) }
 }
 
-/// Where the record of a slot begins, behind the header.
+/// Byte offset of the record of a slot in the journal.
 #[inline]
 fn record(slot: u16) -> usize {
     UNIT + usize::from(slot) * UNIT

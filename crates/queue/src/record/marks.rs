@@ -1,7 +1,7 @@
 //! `DirtyMarks`: marks the pages that a device half writes in the migration log.
 //!
-//! A snapshot of guest memory that has a log says so (`GuestMemory::log`), and its rings mark what
-//! is written, at the points of `record/mod.rs`:
+//! A snapshot of guest memory may have a migration log (`GuestMemory::log`). A ring in such a
+//! snapshot marks the pages that are written, at the points of `record/mod.rs`:
 //!
 //! ```text
 //! taken       the pages of all writable bytes of the chain are noted
@@ -9,39 +9,39 @@
 //! answered    they wait for the burst to be published
 //! published   full fence, they are marked | the ring's index | full fence, the ring's own pages
 //! ```
-//! 1. **The data is marked before the driver can see the answer.** Of a process that is killed
-//!    between the two, the next one serves the chain again. The ring's own pages are marked after
-//!    the store; if a process is killed before it has marked them, the next one does it when it
-//!    begins, as each ring does that gets a log.
+//! 1. **The data is marked before the driver can see the answer.** If a process is killed between
+//!    the two, the next process serves the chain again. The ring's own pages are marked after the
+//!    store. If a process is killed before it marks them, the next process marks all of the ring
+//!    when it begins, as every ring with a log does.
 //! 2. **All writable bytes count**, not only those that the answer names: a read that fails has
 //!    written, and so has a frame that was dropped. They are mostly the same pages.
-//! 3. **A chain that was taken before the log came is not noted.** The change of the log is a
-//!    change of memory (`Ring::relocate`), which is answered when no such chain is left. A chain
-//!    that was taken while another log was there is marked in the present one.
+//! 3. **A chain that was taken before the log was set is not noted.** A new log comes as a change
+//!    of memory (`Ring::relocate`), which is answered only when no such chain is left. A chain that
+//!    was taken while an earlier log was set is marked in the present one.
 //!
-//! The notes have guest addresses of pages, so they are as good in a later snapshot. A handler
-//! bounds the slices that it has in flight, and thereby the notes.
+//! The notes hold guest addresses of pages, so they stay valid in a later snapshot. A handler
+//! bounds the slices that it has in flight, and thereby the size of the notes.
 
 use crate::chain::Batch;
 use manyring_memory::{DirtyLog, DirtyPages, GuestMemory, fence_full};
 use std::collections::HashMap;
 use std::sync::Arc;
 
-/// The log of a ring, and the pages that are noted for it.
+/// A ring's migration log, and the pages of its chains that are to be marked in it.
 #[derive(Debug)]
 pub(crate) struct DirtyMarks {
     log: Arc<DirtyLog>,
-    /// Where the area of the ring lies that the device writes, as a guest address, and its bytes.
+    /// The area of the ring that the device writes: its guest address and its size in bytes.
     area: (u64, u64),
-    /// The pages of each chain in flight, by its slot.
+    /// The writable pages of each chain in flight, by its slot.
     noted: HashMap<u16, Vec<DirtyPages>>,
-    /// Those of the chains that are answered and not published.
+    /// The writable pages of the chains that are answered and not published.
     burst: Vec<DirtyPages>,
 }
 
 impl DirtyMarks {
-    /// For a ring in `memory` whose device writes the `len` bytes at the front-end's address
-    /// `addr`; `former`: its marks in a former snapshot. `None`: the snapshot has no log.
+    /// Marks for a ring in `memory` whose device writes `len` bytes of the ring, at the front-end's
+    /// address `addr`. `former`: the marks of this ring in an earlier snapshot. `None`: no log.
     pub(crate) fn new(
         memory: &GuestMemory,
         addr: u64,
@@ -54,7 +54,7 @@ impl DirtyMarks {
         Some(Box::new(Self { log, area, noted, burst }))
     }
 
-    /// The chains of a batch are taken.
+    /// Notes the writable pages of the chains of a batch, which were just popped.
     pub(crate) fn taken(&mut self, batch: &Batch) {
         for entry in &batch.entries {
             if let Some(chain) = &entry.chain {
@@ -68,7 +68,7 @@ impl DirtyMarks {
         }
     }
 
-    /// A chain is in the ring again, or will never be returned.
+    /// Marks the pages of a chain that is in the ring again, or will never be returned.
     pub(crate) fn put_back(&mut self, slot: u16) {
         if let Some(pages) = self.noted.remove(&slot) {
             fence_full();
@@ -76,12 +76,12 @@ impl DirtyMarks {
         }
     }
 
-    /// A chain is answered: its data is written.
+    /// Keeps the pages of a chain until the burst is published: the chain is answered.
     pub(crate) fn answered(&mut self, slot: u16) {
         self.burst.extend(self.noted.remove(&slot).into_iter().flatten());
     }
 
-    /// The chains that are answered are about to be published.
+    /// Marks the pages of all answered chains, just before they are published.
     pub(crate) fn publishes(&mut self) {
         if !self.burst.is_empty() {
             // Full fence: the front-end takes the bits and then copies the pages; we have written
@@ -91,14 +91,15 @@ impl DirtyMarks {
         }
     }
 
-    /// The device has written `len` bytes at `offset` of its area of the ring.
+    /// Marks the `len` bytes at `offset` of the device's area of the ring, which were just written.
     pub(crate) fn wrote(&self, offset: usize, len: usize) {
-        // Full fence: as above.
+        // Full fence: as in `publishes`.
         fence_full();
         self.mark_area(offset as u64, len as u64);
     }
 
-    /// The device may have written all of its area, in this process or in a former one.
+    /// Marks all of the device's area: this process or a former one may have written any part of
+    /// it.
     pub(crate) fn wrote_all(&self) {
         fence_full();
         self.mark_area(0, self.area.1);

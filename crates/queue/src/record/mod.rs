@@ -1,8 +1,8 @@
 //! A device half's record of its ring, for the process that follows one that was killed.
 //!
-//! A ring says which chains the driver has got back, but not which of the others were taken:
+//! A ring says which chains were returned to the driver, but not which of the others were taken:
 //! chains are returned in any order. So a device half keeps a record in memory that outlives its
-//! process, and calls it at four points:
+//! process. It updates the record at four points:
 //!
 //! ```text
 //! taken       before a chain is handed out

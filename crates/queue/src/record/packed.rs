@@ -27,7 +27,7 @@
 //! 3. **The two places are one word**, and only the flag `used` of `ring[old_used_idx]` is asked: a
 //!    driver that has seen the burst may have made that descriptor available for the next lap.
 //! 4. Used descriptors of a burst that was not published may stand in the ring behind its first.
-//!    Who resumes makes them available again before the driver can come to them.
+//!    The next process makes them available again before the driver reads them.
 //!
 //! The front-end can write the region at any time. All that is read of it is checked, and nothing
 //! is read of it after the start.
@@ -37,7 +37,7 @@ use crate::place::Place;
 use manyring_memory::{Words, fence_compiler};
 use manyring_wire::virtqueue::DESCRIPTOR_SIZE;
 
-/// Bytes of the region of a packed ring with `entries` descriptors.
+/// Bytes of the in-flight region for a packed ring of `entries` descriptors.
 #[must_use]
 pub fn packed_inflight_size(entries: u16) -> usize {
     entry(entries)
@@ -50,10 +50,10 @@ const HEAD_VERSION: usize = 8;
 const HEAD_ENTRIES: usize = 10;
 const HEAD_FREE: usize = 12;
 const HEAD_OLD_FREE: usize = 14;
-/// One word: `used_idx`, `old_used_idx`, a byte for the wrap counter of each.
+/// Offset of one word: `used_idx`, `old_used_idx`, and a byte for the wrap counter of each.
 const HEAD_PLACES: usize = 16;
 
-/// One word: `inflight`, `next`, `last`, `num`.
+/// Offset of one word of an entry: `inflight`, `next`, `last`, `num`.
 const STATE: usize = 0;
 const NEXT: usize = 2;
 const COUNTER: usize = 8;
@@ -62,35 +62,34 @@ const DESC_ADDR: usize = 24;
 
 const VERSION: u16 = 1;
 
-/// A chain of the region: its first and last entry.
+/// A chain in the region: the numbers of its first and its last entry.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Recorded {
     head: u16,
     last: u16,
 }
 
-/// Where a ring goes on, and the chains that a former process has taken and not returned, the
-/// oldest first, with their descriptors.
+/// What a record says: the next descriptor to use, and the owed chains, the oldest first.
 #[derive(Debug)]
 pub(crate) struct Resumed {
     pub(crate) used: Place,
     pub(crate) owed: Vec<OwedChain>,
 }
 
-/// A chain that is owed, and its descriptors as the two words of each.
+/// An owed chain, and its descriptors as two words each.
 pub(crate) type OwedChain = (Recorded, Vec<(u64, u64)>);
 
-/// The in-flight region of a packed ring that is served.
+/// The in-flight region of a packed ring that this process serves.
 #[derive(Debug)]
 pub(crate) struct PackedInflight {
     words: Words,
-    /// As that of a split ring's record.
+    /// Nobody else writes the region: it is zero until a record begins.
     is_own: bool,
     counter: u64,
-    /// The region's `next` of each entry, and the first free entry.
+    /// A copy of each entry's `next` in the region: a free entry names the next free one.
     next: Vec<u16>,
     free: u16,
-    /// The chains that are answered and not published.
+    /// Chains that are answered and not published.
     burst: Vec<Recorded>,
 }
 
@@ -107,18 +106,18 @@ impl PackedInflight {
         Self { is_own: true, ..self }
     }
 
-    /// True if no record has begun there.
+    /// True if no record has begun in the region.
     pub(crate) fn is_new(&self) -> bool {
         self.words.load_u16(HEAD_VERSION) == 0
     }
 
-    /// True once the region was cut away under us.
+    /// True if the front-end has truncated the region's file under our mapping.
     pub(crate) fn is_broken(&self) -> bool {
         self.words.is_broken()
     }
 
-    /// Reads a former process's record of the ring `desc` of `size` descriptors. `None`: there is
-    /// no record, and a new one begins at `used`.
+    /// Reads a former process's record for a ring of `size` descriptors, which are `desc`. `None`:
+    /// there was no record, and a new one has begun at the place `used`.
     pub(crate) fn resume(
         &mut self,
         size: u16,
@@ -168,8 +167,8 @@ impl PackedInflight {
         fence_compiler();
     }
 
-    /// Ends or undoes the burst that was published last. Returns the next descriptor to use, and
-    /// notes in `is_seen` the entries that are free.
+    /// Completes or undoes the burst that the former process published last. Returns the next
+    /// descriptor to use. Marks the free entries in `is_seen`.
     fn end_burst(
         &mut self,
         size: u16,
@@ -190,14 +189,14 @@ impl PackedInflight {
         self.free = self.words.load_u16(from);
         self.words.store_u16(to, self.free);
         fence_compiler();
-        // A process that is killed before the last store does the same again.
+        // If the process is killed before the last store, the next process does the same again.
         self.clear_free(size, is_seen)?;
         self.words.store_u64(HEAD_PLACES, places(used, used));
         fence_compiler();
         Ok(used)
     }
 
-    /// Clears the flags of the entries on the free list: they are not in flight.
+    /// Clears the `inflight` flags of the entries on the free list, which are not in flight.
     fn clear_free(&self, size: u16, is_seen: &mut [bool]) -> Result<(), InflightError> {
         let mut at = self.free;
         while let Some(next) = self.next.get(usize::from(at)) {
@@ -207,7 +206,7 @@ impl PackedInflight {
             }
             at = *next;
         }
-        // The list ends behind its entries.
+        // The last entry of the list names the number behind the last entry.
         if usize::from(at) == self.next.len() {
             Ok(())
         } else {
@@ -215,8 +214,8 @@ impl PackedInflight {
         }
     }
 
-    /// Finds the chains that are in flight. Each entry is free, or belongs to one of them: if one
-    /// were lost, the free ones would not be enough for all chains that the ring can hold.
+    /// Finds the chains in flight. Each entry must be free or belong to one chain: if an entry were
+    /// lost, the free entries would not suffice for all chains that the ring can hold.
     fn find_owed(
         &mut self,
         size: u16,
@@ -253,7 +252,7 @@ impl PackedInflight {
         }
     }
 
-    /// Records that a chain of these `num` descriptors is taken; `num` entries are free at least.
+    /// Records that a chain of `num` descriptors is taken. At least `num` entries must be free.
     pub(crate) fn taken<'a>(
         &mut self,
         num: u16,
@@ -262,7 +261,7 @@ impl PackedInflight {
         let (head, mut last) = (self.free, self.free);
         for (low, high) in descs {
             let Some(next) = self.next.get(usize::from(self.free)) else { break };
-            // The fields of a descriptor in another order: id, flags, len.
+            // The region has the second word's fields in another order: id, flags, len.
             self.words.store_u64(entry(self.free) + DESC_HIGH, high.rotate_right(32));
             self.words.store_u64(entry(self.free) + DESC_ADDR, *low);
             (last, self.free) = (self.free, *next);
@@ -280,7 +279,7 @@ impl PackedInflight {
         Recorded { head, last }
     }
 
-    /// Records that the chain which was taken last is in the ring again.
+    /// Records that the chain which was popped last is in the ring again.
     pub(crate) fn put_back(&mut self, chain: Recorded) {
         self.free_chain(chain);
         fence_compiler();
@@ -292,14 +291,14 @@ impl PackedInflight {
         fence_compiler();
     }
 
-    /// Records that the burst returns this chain.
+    /// Records that the chain is returned by the unpublished burst.
     #[inline]
     pub(crate) fn answered(&mut self, chain: Recorded) {
         self.burst.push(chain);
     }
 
-    /// The burst is about to be published: `used` is the next descriptor to use after it. `old` is
-    /// the first of the burst.
+    /// Prepares the publish of the burst, which begins at the place `old`; `used` is the next
+    /// descriptor to use after it.
     pub(crate) fn publishing(&mut self, old: Place, used: Place) {
         let burst = std::mem::take(&mut self.burst);
         burst.iter().for_each(|chain| self.free_chain(*chain));
@@ -310,7 +309,7 @@ impl PackedInflight {
         self.burst = burst;
     }
 
-    /// The driver sees the burst.
+    /// Records that the burst is published; `used` is the next descriptor to use after it.
     pub(crate) fn published(&mut self, used: Place) {
         fence_compiler();
         for chain in self.burst.drain(..) {
@@ -332,13 +331,14 @@ impl PackedInflight {
     }
 }
 
-/// Where an entry begins, behind the header.
+/// Byte offset of an entry in the region.
 #[inline]
 fn entry(index: u16) -> usize {
     HEADER_SIZE + usize::from(index) * ENTRY_SIZE
 }
 
-/// Notes that entry `at` belongs to the list that begins at `head`, and to no other one.
+/// Notes that entry `at` belongs to the list that begins at `head`. Fails if it is in a list
+/// already.
 fn see(is_seen: &mut [bool], at: u16, head: u16) -> Result<(), InflightError> {
     match is_seen.get_mut(usize::from(at)).map(|seen| std::mem::replace(seen, true)) {
         Some(false) => Ok(()),
@@ -350,7 +350,8 @@ fn state(next: u16, last: u16, num: u16, inflight: u16) -> u64 {
     word([inflight, next, last, num])
 }
 
-/// `used_idx`, `old_used_idx` and their wrap counters: one word, so that no kill parts them.
+/// The word of `HEAD_PLACES`: `used_idx`, `old_used_idx` and their wrap counters. One store writes
+/// all of them, so that a kill cannot separate them.
 fn places(used: Place, old: Place) -> u64 {
     word([used.at, old.at, u16::from(used.wrap) | u16::from(old.wrap) << 8, 0])
 }
@@ -359,7 +360,7 @@ fn word(parts: [u16; 4]) -> u64 {
     parts.iter().rev().fold(0, |word, part| word << 16 | u64::from(*part)).to_le()
 }
 
-/// The flags of the descriptor of a ring at a place.
+/// The flags of the descriptor at `place` of the ring.
 #[allow(clippy::cast_possible_truncation, reason = "the highest 16 bits")]
 fn flags_at(desc: &Words, place: Place) -> u16 {
     (desc.load_u64_acquire(usize::from(place.at) * DESCRIPTOR_SIZE + 8) >> 48) as u16

@@ -12,10 +12,10 @@
 //!             used.idx = used_idx (release)
 //! ```
 //! Differences to the plain version: (1) `avail.idx` is read once per batch and kept; (2)
-//! descriptors are copied as two 64-bit words, so that a driver that rewrites them cannot be seen
-//! half; (3) used entries are written at once but published once per burst; (4) notification words
-//! are written only when their value changes; (5) what a walk has seen of a chain is a value that
-//! stays in registers, and the sum of its bytes is judged once, at its end.
+//! descriptors are copied as two 64-bit words, so that no descriptor is seen half rewritten; (3)
+//! used entries are written at once but published once per burst; (4) notification words are
+//! written only when their value changes; (5) the state of a walk is a value that stays in
+//! registers, and the sum of a chain's bytes is checked once, at its end.
 
 mod aside;
 mod built;
@@ -57,28 +57,28 @@ pub struct SplitDeviceHalf {
     used_idx: u16,
     /// `used.idx` as last published.
     published_idx: u16,
-    /// `used.idx` when the driver was last asked whether it wants a notification.
+    /// `used.idx` at the last [`Ring::needs_notification`].
     signalled_idx: u16,
-    /// The notification word as last written: `avail_event`, or the flags.
+    /// The notification word as last written: `avail_event`, or the flags. `None`: not written yet.
     event_written: Option<u16>,
     in_flight: u16,
-    /// `used_idx` was read from the ring.
+    /// [`Ring::begin`] has read `used_idx` from the ring.
     has_begun: bool,
     /// Which descriptors are heads of chains in flight.
     heads: Heads,
     /// The heads of the chains that are set aside, the oldest first. They stay marked in `heads`.
     aside: Aside,
-    /// Restores the order of chains, if the driver wants it (`VIRTIO_F_IN_ORDER`).
+    /// Restores the order of chains if `VIRTIO_F_IN_ORDER` is negotiated.
     order: Order,
-    /// The record for the process that serves the ring after this one, if its front-end wants it.
+    /// The record of chains in flight, for the process that serves the ring after this one.
     record: Option<Box<Inflight>>,
-    /// The record of a ring before this one, which is emptied when this one begins.
+    /// The record of an earlier ring, which [`Ring::begin`] empties.
     former: Option<Box<Words>>,
-    /// The marks of the device's writes in the migration log, while the front-end wants them.
+    /// Marks the device's writes in the migration log; `None`: the front-end has set no log.
     marks: Option<Box<DirtyMarks>>,
-    /// There is an order to restore, a record to keep or a log to mark in.
+    /// Chains need an order, a record or a migration log: each step is noted.
     is_noted: bool,
-    /// There is no fault, and nothing is owed: all available chains lie in the ring.
+    /// There is no fault, and no chain is owed: all available chains lie in the ring.
     is_plain: bool,
     fault: Option<QueueError>,
 }
@@ -108,7 +108,7 @@ impl SplitDeviceHalf {
         Ok(Entry::new(Chain::new(head), start, border, end))
     }
 
-    /// Follows `next` through the ring's table. A chain longer than the ring loops.
+    /// Walks a chain through the ring's descriptor table. A chain longer than the ring is a loop.
     #[inline]
     fn walk_table(
         &mut self,
@@ -139,7 +139,7 @@ impl SplitDeviceHalf {
         Err(QueueError::ChainLength { max: size.into() })
     }
 
-    /// Follows `next` through an indirect table; each descriptor is copied out once.
+    /// Walks a chain through an indirect table. Each descriptor is copied out once.
     fn walk_indirect(
         &mut self,
         desc: Descriptor,
@@ -177,7 +177,7 @@ impl SplitDeviceHalf {
         Err(QueueError::ChainLength { max: count })
     }
 
-    /// Returns a chain to the driver.
+    /// Writes the used entry of a chain.
     #[inline]
     fn write_used(&mut self, head: u16, written: u32) {
         self.heads.clear(head);
@@ -186,7 +186,7 @@ impl SplitDeviceHalf {
         self.used_idx = self.used_idx.wrapping_add(1);
     }
 
-    /// Makes the used entries visible that are written.
+    /// Publishes the used entries that were written. Returns their number.
     #[inline]
     fn publish_written(&mut self) -> u16 {
         let count = self.used_idx.wrapping_sub(self.published_idx);
@@ -254,7 +254,8 @@ impl Ring for SplitDeviceHalf {
     }
 
     fn available_count(&self) -> u16 {
-        // At most the ring's size, whatever the driver says: nothing is read while chains are owed.
+        // At most the ring's size, whatever the driver writes: `avail.idx` is not read while chains
+        // are owed.
         self.avail_idx.wrapping_sub(self.last_avail) + self.owed_count()
     }
 
@@ -389,7 +390,7 @@ impl Chains for SplitDeviceHalf {
             return 0;
         }
         let available = usize::from(self.avail_idx.wrapping_sub(self.last_avail));
-        // Descriptors of no bytes yield no slice, but each costs a read: they count as well.
+        // Descriptors of no bytes yield no slice, but each costs a read: they count as slices.
         let (mut empty, in_flight) = (0, self.in_flight);
         // The loop counts in local variables and stores the index once, at the end. Were it stored
         // for each chain, the compiler could load its neighbour `size` as one word with it, and a

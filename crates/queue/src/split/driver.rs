@@ -18,18 +18,18 @@ pub struct SplitDriverHalf {
     areas: RingAreas,
     size: u16,
     features: RingFeatures,
-    /// The free list: for each free descriptor the next one.
+    /// The free list: the next free descriptor of each free one.
     next_free: Vec<u16>,
-    /// For each head in flight, how many descriptors its chain has; else 0.
+    /// The number of descriptors of the chain of each head; 0 if the head is not in flight.
     chain_len: Vec<u16>,
     free_head: u16,
     free_count: u16,
-    /// The head that comes back next, if chains come back in order.
+    /// The head that is returned next, if chains are returned in order.
     oldest: u16,
     avail_idx: u16,
     published_idx: u16,
     last_used: u16,
-    /// The device's used index as last read: its cache line is fetched once per batch.
+    /// The device's used index as last read: once per batch, to fetch its cache line only once.
     used_idx: u16,
 }
 

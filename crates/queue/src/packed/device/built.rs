@@ -81,10 +81,10 @@ impl PackedDeviceHalf {
         })
     }
 
-    /// Records the chains that are taken and not returned in `region`, of
+    /// Records the chains that are popped and not returned in `region`, of
     /// [`packed_inflight_size`](crate::packed_inflight_size) bytes. If a former process has left a
-    /// record there, the ring goes on where that process was killed. Nothing is read before
-    /// [`Ring::begin`].
+    /// record there, the ring goes on where that process was killed. [`Ring::begin`] is the first
+    /// to read the region.
     #[must_use]
     pub fn recorded(mut self, region: Option<Words>) -> Self {
         debug_assert!(region.is_none() || !self.has_begun, "the base would be used");
@@ -100,8 +100,8 @@ impl PackedDeviceHalf {
         self
     }
 
-    /// Empties the region of a ring before this one, which fitted it, when this one begins: no
-    /// later ring goes on from a record that says nothing of the chains of this one.
+    /// Has [`Ring::begin`] empty `region`, the record of an earlier ring. This ring does not update
+    /// that record, so no later ring may go on from it.
     #[must_use]
     pub fn clearing(mut self, region: Option<Words>) -> Self {
         self.former = region.map(Box::new);

@@ -1,27 +1,25 @@
-//! `KeptChains`: the descriptors of each chain of a packed ring that was popped and has not gone
-//! back.
+//! `KeptChains`: the descriptors of the chains of a packed ring that were popped and not returned.
 //!
-//! A slot has room for a short chain. The further descriptors of longer ones lie in one list that
-//! all slots share, and leave it when their chain goes back. The list is never longer than the
-//! ring, because no more descriptors can be in flight: a driver that uses long chains in every
-//! slot, one after the other, makes it no longer.
+//! A slot holds the first descriptors of its chain. The further ones lie in one list that all slots
+//! share, until their chain is returned. At most the ring's size of descriptors is in flight, so
+//! the list is never longer than the ring, even if a driver uses long chains in every slot in turn.
 
 use crate::place::Place;
 use crate::record::packed::Recorded;
 
-/// Descriptors that lie in the slot itself: a request of a disk has three, or one with a table.
+/// Descriptors that a slot itself holds: a disk request has three, or one with an indirect table.
 pub(super) const FEW: usize = 4;
 
-/// No slot: there are fewer.
+/// Stands for "no slot": no ring has so many.
 const NONE: u16 = u16::MAX;
 
-/// The chains that have not gone back, by their slots. The free slots form a list, in which each
-/// one names the next: a chain that begins or ends touches its slot anyhow.
+/// The kept chains by their slots. The free slots form a linked list through `next_free`, because a
+/// chain that begins or ends touches its slot anyhow.
 #[derive(Debug)]
 pub(super) struct KeptChains {
-    /// Reaches as far as the highest slot that was used.
+    /// One entry for each slot up to the highest one that was used.
     kept: Vec<Kept>,
-    /// The slot that the next chain gets, which is the one that was freed last.
+    /// The slot for the next chain: the one that was freed last.
     first_free: u16,
     further: Further,
 }
@@ -33,7 +31,7 @@ impl Default for KeptChains {
 }
 
 impl KeptChains {
-    /// The slot that the next chain gets ([`Self::begin`]).
+    /// The slot for the next chain, which [`Self::begin`] gives to it.
     #[inline]
     pub(super) fn next(&mut self) -> u16 {
         if self.first_free == NONE {
@@ -42,7 +40,7 @@ impl KeptChains {
         self.first_free
     }
 
-    /// Adds a slot. The driver of a large ring that is mostly idle uses few.
+    /// Adds a slot. Slots are added on demand: the driver of a large, mostly idle ring uses few.
     #[cold]
     #[allow(clippy::cast_possible_truncation, reason = "one for each descriptor, and one more")]
     fn add(&mut self) {
@@ -50,8 +48,9 @@ impl KeptChains {
         self.kept.push(Kept { next_free: NONE, ..Kept::default() });
     }
 
-    /// Gives the slot that [`Self::next`] has named to a chain that lies at a place, if it does:
-    /// its entry, and the store of its further descriptors ([`Kept::keep`]).
+    /// Gives the slot of [`Self::next`] to a chain, which lies at the place `at` in the ring, or
+    /// nowhere. Returns the slot's entry, and the store for the further descriptors
+    /// ([`Kept::keep`]).
     #[inline]
     pub(super) fn begin(&mut self, at: Option<Place>) -> (&mut Kept, &mut Further) {
         let kept = &mut self.kept[usize::from(self.first_free)];
@@ -60,18 +59,19 @@ impl KeptChains {
         (kept, &mut self.further)
     }
 
-    /// The entry of a slot that a chain has, and the store of its further descriptors.
+    /// The entry of a slot in use, and the store for the further descriptors.
     pub(super) fn go_on(&mut self, slot: u16) -> (&mut Kept, &mut Further) {
         (&mut self.kept[usize::from(slot)], &mut self.further)
     }
 
-    /// The chain of a slot lies in the ring again, is given up, or was refused.
+    /// Frees a slot whose chain is in the ring again, was given up or was refused.
     pub(super) fn free(&mut self, slot: u16) {
         self.free_further(slot);
         self.free_used(slot);
     }
 
-    /// The chain of a slot has gone back. Gives its id, and how many descriptors it has.
+    /// Frees the slot of a chain that was returned. Returns the chain's id and number of
+    /// descriptors.
     #[inline]
     pub(super) fn free_used(&mut self, slot: u16) -> (u16, u16) {
         let kept = &mut self.kept[usize::from(slot)];
@@ -91,47 +91,47 @@ impl KeptChains {
         }
     }
 
-    /// The kept descriptors and facts of the chain in a slot.
+    /// The entry of the chain in a slot.
     #[inline]
     pub(super) fn kept(&self, slot: u16) -> &Kept {
         &self.kept[usize::from(slot)]
     }
 
-    /// The entry of the chain in a slot, to be changed.
+    /// The entry of the chain in a slot, mutable.
     #[inline]
     pub(super) fn kept_mut(&mut self, slot: u16) -> &mut Kept {
         &mut self.kept[usize::from(slot)]
     }
 
-    /// The descriptors of the chain of a slot, as the two words of each.
+    /// The descriptors of the chain in a slot, as two words each.
     pub(super) fn descs(&self, slot: u16) -> impl Iterator<Item = &(u64, u64)> {
         let kept = self.kept(slot);
         kept.few.iter().chain(self.further.of(kept.further)).take(kept.count.into())
     }
 }
 
-/// The descriptors and facts that are kept of one chain: one slot.
+/// What is kept of one chain: one slot.
 #[derive(Debug, Default)]
 pub(super) struct Kept {
-    /// The chain's id, which is that of its last descriptor (§2.8.6).
+    /// The chain's id: that of its last descriptor (§2.8.6).
     pub(super) id: u16,
     count: u16,
-    /// Where it lay in the ring; `None` for a chain that a former process has taken.
+    /// The chain's place in the ring; `None` for a chain that a former process has taken.
     at: Option<Place>,
     pub(super) recorded: Recorded,
-    /// A former process has taken it; it was popped again.
+    /// The chain was owed by a former process and was popped again.
     pub(super) is_again: bool,
-    /// Its first descriptors, as the two words of each.
+    /// The first descriptors of the chain, as two words each.
     pub(super) few: [(u64, u64); FEW],
-    /// Those behind them.
+    /// The descriptors behind `few`.
     further: Option<List>,
-    /// The free slot behind this one, while no chain has it.
+    /// The next free slot, while this slot is free.
     next_free: u16,
 }
 
 impl Kept {
-    /// Keeps the descriptor `n` of the chain, whose two words are `low` and `high`. The caller
-    /// gives the descriptors in the order of the chain, and a slot that was just taken.
+    /// Keeps descriptor `n` of the chain, with the words `low` and `high`. The caller passes the
+    /// descriptors in order, from 0 on, for a slot that was just given out.
     #[inline]
     pub(super) fn keep(&mut self, n: u16, low: u64, high: u64, further: &mut Further) {
         match self.few.get_mut(usize::from(n)) {
@@ -140,48 +140,48 @@ impl Kept {
         }
     }
 
-    /// Keeps a descriptor behind those for which the slot has room.
+    /// Keeps a descriptor that does not fit in `few`.
     #[inline]
     pub(super) fn keep_further(&mut self, low: u64, high: u64, further: &mut Further) {
         further.add(&mut self.further, low, high);
     }
 
-    /// The chain has `count` descriptors, and this id.
+    /// Ends the chain: it has `count` descriptors and the id `id`.
     #[inline]
     pub(super) fn end(&mut self, count: u16, id: u16) {
         (self.count, self.id) = (count, id);
     }
 
-    /// Where it lay in the ring; `None` for a chain that a former process has taken.
+    /// The chain's place in the ring; `None` for a chain that a former process has taken.
     pub(super) fn place(&self) -> Option<Place> {
         self.at
     }
 
-    /// How many descriptors the chain has.
+    /// The number of the chain's descriptors.
     #[inline]
     pub(super) fn count(&self) -> u16 {
         self.count
     }
 }
 
-/// Descriptors of a chain in [`Further`]: its first and its last place there.
+/// A linked list of one chain's descriptors in [`Further`]: its first and its last place.
 #[derive(Clone, Copy, Debug)]
 struct List {
     first: u16,
     last: u16,
 }
 
-/// The descriptors for which the slots have no room.
+/// The descriptors that do not fit in the slots.
 #[derive(Debug, Default)]
 pub(super) struct Further {
-    /// The two words of each, and the place of the next one of its list.
+    /// The two words of each descriptor, and the place of the next one in its list.
     places: Vec<((u64, u64), u16)>,
-    /// The places that nobody has.
+    /// The list of free places.
     free: Option<List>,
 }
 
 impl Further {
-    /// Adds a descriptor to a list.
+    /// Appends a descriptor to `list`.
     #[cold]
     fn add(&mut self, list: &mut Option<List>, low: u64, high: u64) {
         let at = self.take();
@@ -215,7 +215,8 @@ impl Further {
         self.free = Some(List { first: list.first, last });
     }
 
-    /// The descriptors of a list; without an end, since who asks knows how many they are.
+    /// The descriptors of `list`. The iterator does not end by itself: the caller knows their
+    /// number.
     fn of(&self, list: Option<List>) -> impl Iterator<Item = &(u64, u64)> {
         let next = |at: &u16| Some(self.places[usize::from(*at)].1);
         let places = std::iter::successors(list.map(|list| list.first), next);

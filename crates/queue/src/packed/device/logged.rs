@@ -1,4 +1,4 @@
-//! A packed ring whose front-end wants to know which pages are written (docs/design/0020).
+//! A packed ring that marks the pages it writes in a migration log (docs/design/0020).
 
 use super::{PackedDeviceHalf, byte_of};
 use crate::chain::Batch;
@@ -8,8 +8,9 @@ use crate::record::marks::DirtyMarks;
 use manyring_wire::virtqueue::{DESCRIPTOR_SIZE, EVENT_SIZE, desc_table_size};
 
 impl PackedDeviceHalf {
-    /// From now on marks the writes to a ring at these addresses in the snapshot's log, if it has
-    /// one. Called once the ring has begun: before that nothing may be written.
+    /// From now on marks the writes to the ring at `addresses` in the snapshot's log, if there is
+    /// one. If the ring has begun, marks all of it at once; else
+    /// [`Ring::begin`](crate::Ring::begin) does.
     pub(super) fn log_from_here(&mut self, addresses: RingAddresses) {
         let (ring, len) = (addresses.descriptor, desc_table_size(self.size));
         self.marks = DirtyMarks::new(&self.memory, ring, len, self.marks.take());
@@ -25,14 +26,14 @@ impl PackedDeviceHalf {
         [&self.marks, &self.event_marks].into_iter().flatten().for_each(|marks| marks.wrote_all());
     }
 
-    /// The chains of a batch are taken.
+    /// Notes the pages of the chains of a batch, which were just popped.
     pub(super) fn mark_taken(&mut self, batch: &Batch) {
         if let Some(marks) = &mut self.marks {
             marks.taken(batch);
         }
     }
 
-    /// A chain is put back, set aside or discarded.
+    /// Marks the pages of a chain that is put back, set aside or discarded.
     #[inline]
     pub(super) fn mark_put_back(&mut self, slot: u16) {
         if let Some(marks) = &mut self.marks {

@@ -17,8 +17,8 @@ impl PackedDeviceHalf {
         self.trail.is_none() && self.record.as_ref().is_none_or(|record| record.is_new())
     }
 
-    /// Reads the record. True if the driver must be notified, since the former process may have
-    /// ended before it did so.
+    /// Goes on as the record says. Returns true if the driver must be notified: the former process
+    /// may have been killed before it notified.
     pub(super) fn resume(&mut self) -> bool {
         let Some(record) = &mut self.record else { return false };
         let resumed = match record.resume(self.size, self.used, &self.areas.desc) {
@@ -48,8 +48,8 @@ impl PackedDeviceHalf {
         true
     }
 
-    /// Makes descriptors available again that the former process has written as used and that the
-    /// driver has not been shown: otherwise the driver would take them with the next burst.
+    /// Makes descriptors available again that the former process wrote as used but did not publish.
+    /// Otherwise the driver would take them together with the next burst.
     fn take_back_unseen(&self) {
         let mut place = self.used;
         for _ in 0..self.held {
@@ -70,8 +70,8 @@ impl PackedDeviceHalf {
         self.is_plain = self.fault.is_none() && self.owed.is_empty();
     }
 
-    /// Pops chains that a former process has taken and not returned, the oldest first. None, if the
-    /// ring has a fault.
+    /// Pops owed chains, the oldest first: a former process has popped them and not returned them.
+    /// Pops none if the ring has a fault.
     #[cold]
     pub(super) fn pop_owed(&mut self, batch: &mut Batch, max: usize) -> usize {
         if self.fault.is_some() {
@@ -95,9 +95,9 @@ impl PackedDeviceHalf {
         batch.entries.len()
     }
 
-    /// As [`Ring::put_back_owed`]. The descriptors between the used place and the next one to pop
-    /// belong to the device: the chains that were taken and not returned need as many, so each set
-    /// of them can be laid out there again, whatever was written over them.
+    /// As [`Ring::put_back_owed`]. The descriptors from `used` up to `avail` belong to the device.
+    /// The owed chains have as many descriptors, so they can be written there again, whatever has
+    /// overwritten them.
     pub(super) fn put_owed_back(&mut self) -> bool {
         let is_busy = self.in_flight + self.order.count() + self.aside.count() + self.unshown > 0;
         if self.record.is_none() || self.fault.is_some() || is_busy {
@@ -108,7 +108,7 @@ impl PackedDeviceHalf {
         }
         self.lay_owed_out();
         let oldest_last = std::mem::take(&mut self.owed);
-        // The newest first: those that are left if the process is killed meanwhile are the first.
+        // The newest first: if the process is killed in between, the oldest chains are still owed.
         for slot in oldest_last {
             if let Some(record) = &mut self.record {
                 record.put_back(self.slots.kept(slot).recorded);
@@ -122,8 +122,8 @@ impl PackedDeviceHalf {
         true
     }
 
-    /// Makes the chains that are owed available at the used place, the oldest first. Each
-    /// descriptor there is available before and after it: the driver sees none as used.
+    /// Writes the owed chains into the ring from `used` on, the oldest first, as available. Each of
+    /// these descriptors is available before and after it: the driver sees none as used.
     fn lay_owed_out(&self) {
         let mut place = self.used;
         let descs = self.owed.iter().rev().flat_map(|slot| self.slots.descs(*slot));
@@ -154,7 +154,7 @@ impl PackedDeviceHalf {
         batch.entries.len()
     }
 
-    /// Pops a chain along the descriptors that were kept of it.
+    /// Pops a chain again, along its kept descriptors.
     fn walk_again(
         &mut self,
         slot: u16,
@@ -183,7 +183,7 @@ impl PackedDeviceHalf {
 
     /// As [`Ring::leave_aside`].
     pub(super) fn forget_aside(&mut self) -> bool {
-        // Behind a chain that is left out, no other one could go back in order.
+        // Chains behind one that is left to the next process could not be returned in order.
         if self.record.is_none() || self.features.in_order {
             return false;
         }
@@ -198,9 +198,9 @@ impl PackedDeviceHalf {
         if self.in_flight + self.order.count() + self.owed() > 0 {
             return false;
         }
-        // All held descriptors are of chains that are set aside, but for those that the next burst
-        // shows. If each chain lies where it was made available, behind the used ones, no other
-        // descriptor was written there.
+        // All held descriptors belong to chains that are set aside, except those that the next
+        // burst shows. If each chain still lies where it was made available, behind the used
+        // descriptors, then nothing was written over it.
         let held = self.held - self.unshown;
         let mut chains = Vec::new();
         while let Some(slot) = self.aside.take_first() {
@@ -222,8 +222,8 @@ impl PackedDeviceHalf {
         true
     }
 
-    /// Gives the chains of a batch their order, and records that they are taken: `others` were in
-    /// flight before.
+    /// Gives the chains of a batch their order, and records them as taken. `others` is the number
+    /// of chains that were in flight before.
     #[inline(never)]
     pub(super) fn note_taken(&mut self, batch: &Batch, others: u16) {
         if self.features.in_order {
@@ -240,7 +240,7 @@ impl PackedDeviceHalf {
         self.mark_taken(batch);
     }
 
-    /// Puts a chain back: into the ring, or among the owed ones.
+    /// Puts a chain back: into the ring, or among the owed chains if it was owed.
     pub(super) fn put_back(&mut self, slot: u16) {
         let kept = self.slots.kept_mut(slot);
         if std::mem::take(&mut kept.is_again) {
@@ -259,7 +259,7 @@ impl PackedDeviceHalf {
         self.slots.free(slot);
     }
 
-    /// Gives up a chain: its descriptors stay held, for its driver never gets it back.
+    /// Gives up a chain. Its descriptors stay held, because the driver never gets them back.
     pub(super) fn forget(&mut self, slot: u16) {
         self.answered(slot);
         self.slots.free(slot);
@@ -270,7 +270,7 @@ impl PackedDeviceHalf {
         self.again -= u16::from(std::mem::take(is_again));
     }
 
-    /// Returns a chain, or lets it wait for an earlier one, if the ring notes something.
+    /// Returns a chain, or lets it wait for an earlier one. Used while `is_noted`.
     pub(super) fn push_noted(&mut self, slot: u16, written: u32) {
         if let Some(marks) = &mut self.marks {
             marks.answered(slot);
@@ -285,8 +285,8 @@ impl PackedDeviceHalf {
         self.answered(slot);
         self.given = self.given.wrapping_add(1);
         if let Some(record) = &mut self.record {
-            // Until the burst is published its entries of the record are not free: a driver that
-            // makes such descriptors available again has a fault, as of others that are held.
+            // The entries of the burst in the record become free at the publish. Until then these
+            // descriptors count as held: it is a fault if the driver makes them available again.
             let count = self.slots.kept(slot).count();
             record.answered(self.slots.kept(slot).recorded);
             (self.held, self.unshown) = (self.held + count, self.unshown + count);
@@ -298,7 +298,7 @@ impl PackedDeviceHalf {
         }
     }
 
-    /// As [`Ring::publish`], of a ring that notes something.
+    /// As [`Ring::publish`], while `is_noted`.
     pub(super) fn publish_noted(&mut self) -> u16 {
         while let Some(UsedEntry { slot, written }) = self.order.take(self.given) {
             self.return_noted(slot, written);

@@ -1,4 +1,4 @@
-//! A packed ring that tells its own place, for the process that follows (`packed/trail.rs`).
+//! A packed ring that shows in its descriptors where it goes on (`packed/trail.rs`).
 
 use super::{PackedDeviceHalf, byte_of};
 use crate::order::Order;
@@ -12,17 +12,17 @@ impl PackedDeviceHalf {
     #[must_use]
     pub fn trailed(mut self) -> Self {
         debug_assert!(!self.has_begun, "the place would not be looked for");
-        // Either the record or the trail says the place; the trail works for any process.
+        // A record or the trail says the place, not both. The trail works for any front-end.
         self.record = None;
-        // If chains went back in another order, a place would not say which of them are answered.
+        // Chains in another order: the place would not say which of them are answered.
         self.features.in_order = true;
         self.order = Order::new(self.size.next_power_of_two());
         (self.trail, self.is_noted) = (Some(Vec::new()), true);
         self
     }
 
-    /// Goes on where the ring says. True if the driver must be notified: a former process was
-    /// killed, and may not have done so.
+    /// Goes on at the place that the ring shows. Returns true if the driver must be notified: the
+    /// former process may have been killed before it notified.
     pub(super) fn find_place(&mut self) -> bool {
         if self.trail.is_none() {
             return false;
@@ -38,9 +38,9 @@ impl PackedDeviceHalf {
         is_other
     }
 
-    /// Shows the driver the chains that a former process was about to show: they were answered, and
-    /// their lengths are partly lost. All get the length 0, so that their driver drops the data
-    /// that it has received by them. False if these are no chains.
+    /// Publishes the burst that a former process had begun to write. Its chains were answered, but
+    /// some of their lengths are lost. So all of them get the length 0, and the driver drops the
+    /// data that it received in them. False if the descriptors do not form whole chains.
     fn end_burst(&self, Found { from, burst, unwritten }: Found) -> bool {
         let (mut words, mut n) = (Vec::new(), 0);
         while n < unwritten {
@@ -69,7 +69,7 @@ impl PackedDeviceHalf {
         true
     }
 
-    /// Returns a chain to the driver, as `write_used` does, with all of its descriptors.
+    /// Returns a chain as `write_used` does, but writes all of its descriptors as used.
     pub(super) fn trail_used(&mut self, slot: u16, written: u32) {
         let kept = self.slots.kept(slot);
         let mut place = self.used;
@@ -88,7 +88,7 @@ impl PackedDeviceHalf {
         self.has_used(count);
     }
 
-    /// Writes all of the burst but its first descriptor, from the last one down.
+    /// Writes the descriptors of the burst except its first one, from the last one down.
     pub(super) fn write_trail(&mut self) {
         let Some(mut trail) = self.trail.take() else { return };
         trail.drain(..).rev().for_each(|(place, word)| self.store(place, word));
@@ -97,7 +97,7 @@ impl PackedDeviceHalf {
 
     fn store(&self, place: Place, word: u64) {
         self.areas.desc.store_u64(byte_of(place) + 8, word);
-        // The process that follows a killed one relies on the order of these stores.
+        // The next process relies on the order of these stores, if this one is killed.
         fence_compiler();
     }
 
@@ -112,8 +112,8 @@ fn used_word(place: Place, id: u16, written: u32) -> u64 {
     Descriptor { addr: 0, len: written, flags, next: 0 }.emit_packed(id).1
 }
 
-/// The second word of a descriptor of a chain behind its first one, when the chain is used. The
-/// driver does not look at it (§2.8.6); all but two of its flags stay.
+/// The second word of a used chain's descriptor behind its first one. The driver does not read it
+/// (§2.8.6). All flags stay, except the two of the lap.
 fn shown(high: u64, place: Place) -> u64 {
     let flags = flags_of(high) & !(F_AVAIL | F_USED) | place.used_flags();
     (high & (u64::MAX >> 16) | u64::from(flags) << 48).to_le()

@@ -1,4 +1,4 @@
-//! A walk along a chain of a packed ring, which keeps its descriptors, and along an indirect table.
+//! Walks along a chain of a packed ring, keeping its descriptors, and along an indirect table.
 
 use super::kept_chains::FEW;
 use super::{PackedDeviceHalf, counted};
@@ -9,18 +9,18 @@ use crate::walk::{Table, Walk, gather, table_entries};
 use manyring_memory::{GuestAddr, GuestMemory, LastHit, SliceList};
 use manyring_wire::virtqueue::{DESC_F_INDIRECT, DESC_F_WRITE, DESCRIPTOR_SIZE, Descriptor};
 
-/// How far along its chain a walk has come.
+/// How far a walk along a chain has come.
 enum Walked {
-    /// To the end of the chain, which has this number of descriptors.
+    /// The end of the chain, which has this number of descriptors.
     Whole(Walk, u16),
-    /// The chain goes on at the descriptor `at`, whose two words were read.
+    /// The descriptor `at`, whose two words were read; the chain goes on there.
     Part { at: u16, low: u64, high: u64, walk: Walk },
 }
 
 impl PackedDeviceHalf {
-    /// Walks the chain of the ring that begins at a place, where these two words stand, and keeps
-    /// its descriptors in `slot`, which is the next free one and becomes the chain's. Returns the
-    /// number of descriptors, which is never more than the ring has free.
+    /// Walks the chain that begins at a place of the ring, where the given two words were read, and
+    /// keeps its descriptors in `slot`: the next free slot, which becomes the chain's. Returns the
+    /// number of descriptors, never more than the ring has free.
     #[inline]
     pub(super) fn walk_ring(
         &mut self,
@@ -60,10 +60,9 @@ impl PackedDeviceHalf {
         }
     }
 
-    /// Walks along the first descriptors of a chain, which are kept in its slot, or along the
-    /// further ones. A chain may have no more descriptors than the ring has free: for the first
-    /// ones that is checked once, at their end, since until then only copies of them were looked
-    /// at.
+    /// Walks along the first descriptors of a chain, which its slot keeps, or along the further
+    /// ones. A chain must not have more descriptors than the ring has free. For the first ones this
+    /// is checked once, at their end: until then the walk has only read and copied descriptors.
     #[inline]
     fn walk_on<const FURTHER: bool>(
         &mut self,
@@ -113,8 +112,8 @@ impl PackedDeviceHalf {
     }
 }
 
-/// Walks the indirect table that a descriptor with these two words names. It has no links: its
-/// descriptors are taken in order (§2.8.7).
+/// Walks the indirect table that the descriptor with the given two words names. The table has no
+/// links: its descriptors follow in order (§2.8.7).
 pub(super) fn walk_table(
     low: u64,
     high: u64,

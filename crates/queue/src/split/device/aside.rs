@@ -1,4 +1,4 @@
-//! The chains of a split ring that were set aside: popped again, or put back.
+//! The chains of a split ring that were set aside: pops them again, or puts them back.
 
 use super::SplitDeviceHalf;
 use crate::aside::pop_again;
@@ -20,8 +20,8 @@ impl SplitDeviceHalf {
         batch.entries.len()
     }
 
-    /// Pops a chain that does not lie in the ring. Not inlined: the walk of those that do is faster
-    /// if it has the compiler to itself.
+    /// Pops a chain that does not lie in the ring. Not inlined: the walk of the other chains
+    /// compiles to faster code without it.
     #[inline(never)]
     pub(super) fn walk_again(
         &mut self,
@@ -41,7 +41,7 @@ impl SplitDeviceHalf {
 
     /// As [`Ring::leave_aside`](crate::Ring::leave_aside).
     pub(super) fn forget_aside(&mut self) -> bool {
-        // Behind a chain that is left out, no other one could go back in order.
+        // Chains behind one that is left to the next process could not be returned in order.
         let Some(record) = self.record.as_mut().filter(|_| !self.features.in_order) else {
             return false;
         };
@@ -59,8 +59,8 @@ impl SplitDeviceHalf {
             return false;
         }
         let first = self.last_avail.wrapping_sub(count);
-        // The heads of the last chains in the available ring, the one that was popped last first.
-        // If one of them is not set aside, it was answered.
+        // The heads of the last chains in the available ring, the newest first. If these are not
+        // exactly the chains set aside, a chain among them was answered.
         let popped_last = (0..count).rev().map(|n| {
             let index = first.wrapping_add(n) & (self.size - 1);
             self.areas.avail.load_u16(avail_entry(index))

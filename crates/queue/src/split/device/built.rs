@@ -11,7 +11,7 @@ use manyring_memory::{GuestMemory, LastHit};
 use std::sync::Arc;
 
 impl SplitDeviceHalf {
-    /// Builds the queue of `config` in `memory`, and reads where its ring stands.
+    /// Builds the queue of `config` in `memory`, and reads from the ring where it goes on.
     ///
     /// # Errors
     /// [`QueueError::Size`], [`QueueError::Base`], [`QueueError::Ring`].
@@ -21,8 +21,8 @@ impl SplitDeviceHalf {
         Ok(queue)
     }
 
-    /// Builds the queue of `config` in `memory` without a look at the memory: [`Ring::begin`] must
-    /// be called before anything else.
+    /// Builds the queue of `config` in `memory` without reading the memory: [`Ring::begin`] must be
+    /// called before anything else.
     ///
     /// # Errors
     /// As [`Self::new`].

@@ -1,4 +1,4 @@
-//! A split ring whose front-end wants to know which pages are written.
+//! A split ring that marks the pages it writes in a migration log (docs/design/0020).
 
 use super::SplitDeviceHalf;
 use crate::chain::Batch;
@@ -6,9 +6,8 @@ use crate::record::marks::DirtyMarks;
 use manyring_wire::virtqueue::{RING_IDX, used_entry, used_ring_size};
 
 impl SplitDeviceHalf {
-    /// From now on marks the writes to the ring, whose used ring lies at the front-end's address
-    /// `used`, in the snapshot's log, if it has one. Called once the ring has begun: before that
-    /// nothing may be written.
+    /// From now on marks the writes to the used ring, at the front-end's address `used`, in the
+    /// snapshot's log, if there is one. If the ring has begun, marks all of the used ring at once.
     pub(super) fn log_from_here(&mut self, used: u64) {
         let len = used_ring_size(self.size);
         self.marks = DirtyMarks::new(&self.memory, used, len, self.marks.take());
@@ -18,14 +17,14 @@ impl SplitDeviceHalf {
         }
     }
 
-    /// The chains of a batch are taken.
+    /// Notes the pages of the chains of a batch, which were just popped.
     pub(super) fn mark_taken(&mut self, batch: &Batch) {
         if let Some(marks) = &mut self.marks {
             marks.taken(batch);
         }
     }
 
-    /// A chain is put back, set aside or discarded.
+    /// Marks the pages of a chain that is put back, set aside or discarded.
     #[inline]
     pub(super) fn mark_put_back(&mut self, head: u16) {
         if let Some(marks) = &mut self.marks {
@@ -33,7 +32,7 @@ impl SplitDeviceHalf {
         }
     }
 
-    /// Marks the `count` used entries that were published last, and their index.
+    /// Marks the `count` used entries that were published last, and the used index.
     pub(super) fn mark_used(&self, count: u16) {
         let Some(marks) = &self.marks else { return };
         let mask = self.size - 1;

@@ -1,4 +1,4 @@
-//! A split ring with a record: owed chains are popped first, and each step is written down.
+//! A split ring with a record: owed chains are popped first, and each step is recorded.
 
 use super::SplitDeviceHalf;
 use crate::aside::{pop_again, touch_owed};
@@ -11,9 +11,10 @@ use manyring_memory::Words;
 use manyring_wire::virtqueue::avail_entry;
 
 impl SplitDeviceHalf {
-    /// Records the chains that are taken and not returned in `region`, of
+    /// Records the chains that are popped and not returned in `region`, of
     /// [`inflight_size`](crate::inflight_size) bytes. If a former process has left a record there,
-    /// the ring goes on where that process was killed. Nothing is read before [`Ring::begin`].
+    /// the ring goes on where that process was killed. [`Ring::begin`] is the first to read the
+    /// region.
     #[must_use]
     pub fn recorded(mut self, region: Option<Words>) -> Self {
         debug_assert!(region.is_none() || !self.has_begun, "the base would be used");
@@ -34,16 +35,16 @@ impl SplitDeviceHalf {
         self.record.as_ref().is_none_or(|record| record.is_new())
     }
 
-    /// Empties the region of a ring before this one, which fitted it, when this one begins: no
-    /// later ring goes on from a record that says nothing of the chains of this one.
+    /// Has [`Ring::begin`] empty `region`, the record of an earlier ring. This ring does not update
+    /// that record, so no later ring may go on from it.
     #[must_use]
     pub fn clearing(mut self, region: Option<Words>) -> Self {
         self.former = region.map(Box::new);
         self
     }
 
-    /// Reads the record. True if the driver must be notified, since the former process may have
-    /// ended before it did so.
+    /// Goes on as the record says. Returns true if the driver must be notified: the former process
+    /// may have been killed before it notified.
     pub(super) fn resume(&mut self) -> bool {
         let Some(record) = &mut self.record else { return false };
         match record.resume(self.size, self.used_idx) {
@@ -60,7 +61,7 @@ impl SplitDeviceHalf {
         }
     }
 
-    /// How many chains a former process has taken that are not popped again yet.
+    /// How many owed chains were not popped again yet.
     #[inline]
     pub(super) fn owed_count(&self) -> u16 {
         self.record.as_ref().map_or(0, |record| record.owed_count())
@@ -70,8 +71,8 @@ impl SplitDeviceHalf {
         self.is_plain = self.fault.is_none() && self.owed_count() == 0;
     }
 
-    /// Pops chains that a former process has taken and not returned, the oldest first. None, if the
-    /// ring has a fault.
+    /// Pops owed chains, the oldest first: a former process has popped them and not returned them.
+    /// Pops none if the ring has a fault.
     #[cold]
     pub(super) fn pop_owed(&mut self, batch: &mut Batch, max: usize) -> usize {
         if self.fault.is_some() {
@@ -98,8 +99,8 @@ impl SplitDeviceHalf {
         batch.entries.len()
     }
 
-    /// As [`Ring::put_back_owed`]. The chains that were taken and not returned lie in the available
-    /// ring from the used index on, unless one behind them has been returned.
+    /// As [`Ring::put_back_owed`]. The owed chains lie in the available ring from the used index
+    /// on, unless a chain behind one of them was returned.
     pub(super) fn put_owed_back(&mut self) -> bool {
         if self.fault.is_some() || self.in_flight + self.order.count() + self.aside.count() > 0 {
             return false;
@@ -125,8 +126,8 @@ impl SplitDeviceHalf {
         true
     }
 
-    /// Gives the chains of a batch their order, and records that they are taken: `others` were in
-    /// flight before. Not inlined: queues that note nothing would pay for its registers.
+    /// Gives the chains of a batch their order, and records them as taken; `others` chains were in
+    /// flight before. Not inlined, so that queues without `is_noted` reserve no registers for it.
     #[inline(never)]
     pub(super) fn note_taken(&mut self, batch: &Batch, others: u16) {
         if self.features.in_order {
@@ -139,7 +140,7 @@ impl SplitDeviceHalf {
         self.mark_taken(batch);
     }
 
-    /// As [`Ring::publish`], of a ring that notes something. Cold as well.
+    /// As [`Ring::publish`], while `is_noted`. Cold, for the reason given at `push_noted`.
     #[cold]
     pub(super) fn publish_noted(&mut self) -> u16 {
         while let Some(UsedEntry { slot: head, written }) = self.order.take(self.used_idx) {
@@ -163,7 +164,7 @@ impl SplitDeviceHalf {
         count
     }
 
-    /// Records that a chain is in the ring again. False: it is owed, and not in the ring.
+    /// Records that a chain was put back. False: it is owed, and does not lie in the ring.
     #[inline]
     pub(super) fn record_put_back(&mut self, head: u16) -> bool {
         let Some(record) = &mut self.record else { return true };
@@ -172,8 +173,8 @@ impl SplitDeviceHalf {
         is_in_ring
     }
 
-    /// Returns a chain, or lets it wait for an earlier one, if the ring notes something. Cold: else
-    /// the rings that note nothing keep registers for it.
+    /// Returns a chain, or lets it wait for an earlier one, while `is_noted`. Cold, so that rings
+    /// which note nothing reserve no registers for it.
     #[cold]
     pub(super) fn push_noted(&mut self, head: u16, written: u32) {
         if let Some(marks) = &mut self.marks {
@@ -191,7 +192,7 @@ impl SplitDeviceHalf {
     }
 }
 
-/// True if these are the same heads, in any order.
+/// True if both lists have the same heads, in any order.
 fn are_same(these: &[u16], others: &[u16]) -> bool {
     let sorted = |heads: &[u16]| {
         let mut heads = heads.to_vec();
