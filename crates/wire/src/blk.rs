@@ -60,8 +60,8 @@ pub enum Status {
     Unsupp = 2,
 }
 
-/// The config space (§5.2.4), as far as `secure_erase_sector_alignment`: zoned devices are not
-/// served.
+/// The config space (§5.2.4), up to `secure_erase_sector_alignment`. The fields behind it are for
+/// zoned devices, which are not served.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, Unaligned,
 )]
@@ -87,9 +87,9 @@ pub struct BlkConfig {
     pub opt_io_size: U32,
     /// 1 = write-back, 0 = write-through.
     pub writeback: u8,
-    /// Zero.
+    /// Padding, zero.
     pub unused0: u8,
-    /// Request queues.
+    /// Number of request queues.
     pub num_queues: U16,
     /// Largest discard segment in sectors.
     pub max_discard_sectors: U32,
@@ -103,7 +103,7 @@ pub struct BlkConfig {
     pub max_write_zeroes_seg: U32,
     /// 1 if write-zeroes may unmap.
     pub write_zeroes_may_unmap: u8,
-    /// Zero.
+    /// Padding, zero.
     pub unused1: [u8; 3],
     /// Largest secure-erase segment in sectors.
     pub max_secure_erase_sectors: U32,

@@ -24,19 +24,18 @@ pub const HEADER_SIZE: usize = 12;
 /// Bytes of the header of a legacy driver without mergeable buffers: it ends before `num_buffers`
 /// (§5.1.6.1).
 pub const LEGACY_HEADER_SIZE: usize = 10;
-/// Bytes of the header of a driver that has each frame's hash reported: the hash lies behind
-/// `num_buffers` (§5.1.6).
+/// Bytes of the header if `HASH_REPORT` is negotiated: the hash lies behind `num_buffers` (§5.1.6).
 pub const HASH_HEADER_SIZE: usize = 20;
-/// Where `num_buffers` lies in the header.
+/// Offset of `num_buffers` in the header.
 pub const NUM_BUFFERS_OFFSET: usize = 10;
 /// Longest frame: an IP packet of 65,535 bytes, an Ethernet header and a VLAN tag.
 pub const FRAME_SIZE_MAX: usize = 65_535 + 14 + 4;
-/// Smallest MTU that a device may tell (§5.1.4.2).
+/// Smallest MTU that a device may report (§5.1.4.2).
 pub const MTU_MIN: u16 = 68;
 
-/// The device takes packets with partial checksum.
+/// The device takes packets with a partial checksum.
 pub const VIRTIO_NET_F_CSUM: u64 = 1 << 0;
-/// The driver takes packets with partial checksum.
+/// The driver takes packets with a partial checksum.
 pub const VIRTIO_NET_F_GUEST_CSUM: u64 = 1 << 1;
 /// The driver may change its offloads while it runs.
 pub const VIRTIO_NET_F_CTRL_GUEST_OFFLOADS: u64 = 1 << 2;
@@ -44,17 +43,17 @@ pub const VIRTIO_NET_F_CTRL_GUEST_OFFLOADS: u64 = 1 << 2;
 pub const VIRTIO_NET_F_MTU: u64 = 1 << 3;
 /// `mac` is valid.
 pub const VIRTIO_NET_F_MAC: u64 = 1 << 5;
-/// The driver takes TCP segments over IPv4 that are still to be cut.
+/// The driver takes TCP packets over IPv4 that are not yet cut into segments.
 pub const VIRTIO_NET_F_GUEST_TSO4: u64 = 1 << 7;
-/// The driver takes TCP segments over IPv6 that are still to be cut.
+/// The driver takes TCP packets over IPv6 that are not yet cut into segments.
 pub const VIRTIO_NET_F_GUEST_TSO6: u64 = 1 << 8;
-/// The driver takes uncut TCP segments with ECN.
+/// The driver takes uncut TCP packets with ECN.
 pub const VIRTIO_NET_F_GUEST_ECN: u64 = 1 << 9;
-/// The device takes uncut TCP segments over IPv4.
+/// The device takes uncut TCP packets over IPv4.
 pub const VIRTIO_NET_F_HOST_TSO4: u64 = 1 << 11;
-/// The device takes uncut TCP segments over IPv6.
+/// The device takes uncut TCP packets over IPv6.
 pub const VIRTIO_NET_F_HOST_TSO6: u64 = 1 << 12;
-/// The device takes uncut TCP segments with ECN.
+/// The device takes uncut TCP packets with ECN.
 pub const VIRTIO_NET_F_HOST_ECN: u64 = 1 << 13;
 /// A packet may be spread over several receive buffers.
 pub const VIRTIO_NET_F_MRG_RXBUF: u64 = 1 << 15;
@@ -62,31 +61,31 @@ pub const VIRTIO_NET_F_MRG_RXBUF: u64 = 1 << 15;
 pub const VIRTIO_NET_F_STATUS: u64 = 1 << 16;
 /// There is a control queue.
 pub const VIRTIO_NET_F_CTRL_VQ: u64 = 1 << 17;
-/// The control queue knows receive modes and the MAC table.
+/// The control queue has commands for receive modes and for the MAC table.
 pub const VIRTIO_NET_F_CTRL_RX: u64 = 1 << 18;
-/// The control queue filters VLANs.
+/// The control queue has commands for the VLAN filter.
 pub const VIRTIO_NET_F_CTRL_VLAN: u64 = 1 << 19;
-/// The control queue knows the further receive modes.
+/// The control queue has commands for further receive modes.
 pub const VIRTIO_NET_F_CTRL_RX_EXTRA: u64 = 1 << 20;
 /// The driver can announce itself.
 pub const VIRTIO_NET_F_GUEST_ANNOUNCE: u64 = 1 << 21;
 /// There are several queue pairs.
 pub const VIRTIO_NET_F_MQ: u64 = 1 << 22;
-/// The control queue sets the MAC address.
+/// The control queue has a command that sets the MAC address.
 pub const VIRTIO_NET_F_CTRL_MAC_ADDR: u64 = 1 << 23;
-/// The control queue coalesces notifications of one virtqueue.
+/// The control queue has commands that coalesce the notifications of one virtqueue.
 pub const VIRTIO_NET_F_VQ_NOTF_COAL: u64 = 1 << 52;
-/// The control queue coalesces notifications.
+/// The control queue has commands that coalesce the notifications of all queues.
 pub const VIRTIO_NET_F_NOTF_COAL: u64 = 1 << 53;
-/// The driver takes UDP datagrams over IPv4 that are still to be cut.
+/// The driver takes UDP packets over IPv4 that are not yet cut into datagrams.
 pub const VIRTIO_NET_F_GUEST_USO4: u64 = 1 << 54;
-/// The driver takes UDP datagrams over IPv6 that are still to be cut.
+/// The driver takes UDP packets over IPv6 that are not yet cut into datagrams.
 pub const VIRTIO_NET_F_GUEST_USO6: u64 = 1 << 55;
-/// The device takes uncut UDP datagrams.
+/// The device takes uncut UDP packets.
 pub const VIRTIO_NET_F_HOST_USO: u64 = 1 << 56;
 /// The device reports the hash of each frame.
 pub const VIRTIO_NET_F_HASH_REPORT: u64 = 1 << 57;
-/// The driver chooses the receiveq of each frame by its hash.
+/// The driver chooses a receiveq for each hash value of frames.
 pub const VIRTIO_NET_F_RSS: u64 = 1 << 60;
 /// `speed` and `duplex` are valid.
 pub const VIRTIO_NET_F_SPEED_DUPLEX: u64 = 1 << 63;
@@ -95,7 +94,7 @@ pub const VIRTIO_NET_F_SPEED_DUPLEX: u64 = 1 << 63;
 pub const VIRTIO_NET_S_LINK_UP: u16 = 1;
 /// `status`: the driver shall announce itself (§5.1.4).
 pub const VIRTIO_NET_S_ANNOUNCE: u16 = 2;
-/// `speed`: not known.
+/// `speed`: unknown.
 pub const SPEED_UNKNOWN: u32 = u32::MAX;
 
 /// Bytes of the header before each packet of a driver that has negotiated `features` (§5.1.6.1).
@@ -122,14 +121,14 @@ pub const fn transmitq(pair: usize) -> usize {
     pair * 2 + 1
 }
 
-/// Index of the control queue (§5.1.2): behind all pairs, or behind the first with neither `MQ` nor
-/// `RSS`.
+/// Index of the control queue (§5.1.2): behind all queue pairs, or behind the first pair if neither
+/// `MQ` nor `RSS` is negotiated.
 #[must_use]
 pub const fn controlq(features: u64, queue_pairs_max: usize) -> usize {
     if features & (VIRTIO_NET_F_MQ | VIRTIO_NET_F_RSS) == 0 { 2 } else { queue_pairs_max * 2 }
 }
 
-/// `duplex` of the config space (§5.1.4).
+/// Values of `duplex` in the config space (§5.1.4).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Duplex {
@@ -137,12 +136,12 @@ pub enum Duplex {
     Half = 0,
     /// Both directions.
     Full = 1,
-    /// Not known.
+    /// Unknown.
     #[default]
     Unknown = 0xff,
 }
 
-/// The config space (§5.1.4), as far as the hash of receive-side scaling.
+/// The config space (§5.1.4), up to the fields of receive-side scaling.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, Unaligned,
 )]
@@ -150,45 +149,45 @@ pub enum Duplex {
 pub struct NetConfig {
     /// MAC address.
     pub mac: [u8; 6],
-    /// `VIRTIO_NET_S_*`.
+    /// `VIRTIO_NET_S_*` bits.
     pub status: U16,
-    /// Queue pairs at most.
+    /// Most queue pairs that the driver may use.
     pub max_virtqueue_pairs: U16,
-    /// Largest MTU the driver may use.
+    /// Largest MTU that the driver may use, in bytes.
     pub mtu: U16,
-    /// Mbit/s.
+    /// Speed of the link in Mbit/s.
     pub speed: U32,
-    /// [`Duplex`].
+    /// A [`Duplex`].
     pub duplex: u8,
-    /// Bytes of the longest hash key.
+    /// Most bytes of a hash key.
     pub rss_max_key_size: u8,
-    /// Entries of the longest indirection table.
+    /// Most entries of an indirection table.
     pub rss_max_indirection_table_length: U16,
     /// [`rss::hash_type`] bits.
     pub supported_hash_types: U32,
 }
 
-/// Unfinished packets that one side accepts: partial checksums, and segments that are still to be
-/// cut.
+/// The unfinished packets that one side takes: with a partial checksum, or not yet cut into
+/// segments.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Offloads {
-    /// Partial checksums; every other one needs it.
+    /// Packets with a partial checksum; all other fields require this one.
     pub csum: bool,
-    /// Uncut TCP over IPv4.
+    /// TCP over IPv4, not yet cut.
     pub tso4: bool,
-    /// Uncut TCP over IPv6.
+    /// TCP over IPv6, not yet cut.
     pub tso6: bool,
-    /// Uncut TCP with ECN.
+    /// TCP with ECN, not yet cut.
     pub ecn: bool,
-    /// Uncut UDP over IPv4.
+    /// UDP over IPv4, not yet cut.
     pub uso4: bool,
-    /// Uncut UDP over IPv6.
+    /// UDP over IPv6, not yet cut.
     pub uso6: bool,
 }
 
 impl Offloads {
-    /// The unfinished packets that a driver accepts: by its `GUEST_*` features, or by the bits of
-    /// `GUEST_OFFLOADS_SET`.
+    /// The unfinished packets that a driver takes, from its `GUEST_*` feature bits or from the bits
+    /// of `GUEST_OFFLOADS_SET`.
     #[must_use]
     pub const fn of_guest(bits: u64) -> Self {
         let csum = bits & VIRTIO_NET_F_GUEST_CSUM != 0;
@@ -204,7 +203,7 @@ impl Offloads {
         }
     }
 
-    /// The unfinished packets that a device accepts: the `HOST_*` features that were negotiated.
+    /// The unfinished packets that a device takes, from the negotiated `HOST_*` feature bits.
     #[must_use]
     pub const fn of_host(features: u64) -> Self {
         let csum = features & VIRTIO_NET_F_CSUM != 0;
@@ -236,7 +235,8 @@ impl Offloads {
             | bit(self.uso4 && self.uso6, VIRTIO_NET_F_HOST_USO)
     }
 
-    /// True if frames may be longer than the MTU.
+    /// True if the set has any packets that are not yet cut: frames may then be longer than the
+    /// MTU.
     #[must_use]
     pub const fn has_gso(self) -> bool {
         self.tso4 || self.tso6 || self.uso4 || self.uso6
@@ -254,8 +254,7 @@ pub const GUEST_OFFLOAD_BITS: u64 = VIRTIO_NET_F_GUEST_CSUM
     | VIRTIO_NET_F_GUEST_ECN
     | VIRTIO_NET_F_GUEST_USO4
     | VIRTIO_NET_F_GUEST_USO6;
-/// The control queue, and every feature whose commands [`Command`] knows, but those of several
-/// queue pairs and of the hash.
+/// The features of all commands that [`Command`] knows, except several queue pairs and the hash.
 pub const CTRL_BITS: u64 = VIRTIO_NET_F_CTRL_VQ
     | VIRTIO_NET_F_CTRL_RX
     | VIRTIO_NET_F_CTRL_RX_EXTRA
@@ -268,9 +267,9 @@ pub const CTRL_BITS: u64 = VIRTIO_NET_F_CTRL_VQ
 
 /// Header flag: the checksum is partial (§5.1.6).
 pub const HDR_F_NEEDS_CSUM: u8 = 1;
-/// Header flag: the checksum was found right.
+/// Header flag: the receiver need not check the checksum, which was found right.
 pub const HDR_F_DATA_VALID: u8 = 2;
-/// GSO type: whole frame.
+/// GSO type: a frame that is not to be cut.
 pub const HDR_GSO_NONE: u8 = 0;
 /// GSO type: TCP over IPv4.
 pub const HDR_GSO_TCPV4: u8 = 1;
@@ -281,7 +280,7 @@ pub const HDR_GSO_UDP_L4: u8 = 5;
 /// GSO flag: TCP with ECN.
 pub const HDR_GSO_ECN: u8 = 0x80;
 
-/// The bytes before a packet (§5.1.6).
+/// The header before each packet, without the hash (§5.1.6).
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, Unaligned,
 )]
@@ -291,15 +290,15 @@ pub struct RawNetHeader {
     pub flags: u8,
     /// `HDR_GSO_*`.
     pub gso_type: u8,
-    /// Bytes of all headers, a hint.
+    /// Bytes of all headers of the packet; only a hint.
     pub hdr_len: U16,
-    /// Bytes of payload of each piece.
+    /// Bytes of payload of each segment.
     pub gso_size: U16,
-    /// First byte of the checksum, from the start of the frame.
+    /// Offset in the frame of the first byte that the checksum covers.
     pub csum_start: U16,
-    /// Where the checksum goes, from `csum_start`.
+    /// Offset of the checksum field from `csum_start`.
     pub csum_offset: U16,
-    /// Receive buffers the packet fills.
+    /// Number of receive buffers that the packet fills.
     pub num_buffers: U16,
 }
 
@@ -319,7 +318,7 @@ pub enum HeaderError {
     GsoCsum,
 }
 
-/// A header as two words, such as a processor loads and stores at once.
+/// A header as two words, which a processor loads and stores at once.
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, Unaligned)]
 #[repr(C)]
 struct HeaderWords {
@@ -330,13 +329,12 @@ struct HeaderWords {
 }
 
 impl RawNetHeader {
-    /// The bytes for a driver: with the number of buffers that the packet fills, and, for one that
-    /// takes no checksums, without flags.
+    /// The header as bytes for a driver, with `num_buffers`: the number of buffers that the packet
+    /// fills. For a driver that takes no partial checksums (`takes_csum`), the flags are 0.
     ///
-    /// The bytes are computed as whole words. If `num_buffers` were stored as a field of its own
-    /// and the header copied in words after that, the CPU would have to wait until the store had
-    /// reached the cache, behind all stores to the guest's buffers: that took two thirds of the
-    /// time of a short packet.
+    /// The bytes are computed as whole words. If `num_buffers` were stored alone and the header
+    /// then copied in words, the CPU would wait until that store had reached the cache, behind all
+    /// stores to the guest's buffers: this wait took two thirds of the time of a short packet.
     #[inline]
     #[must_use]
     pub fn to_driver(self, takes_csum: bool, num_buffers: u16) -> [u8; HEADER_SIZE] {
@@ -349,9 +347,9 @@ impl RawNetHeader {
         transmute!(words)
     }
 
-    /// The header for a driver, as by [`Self::to_driver`], of a packet that fills one buffer and
-    /// has neither a partial checksum nor segmentation; `None` if the header says that the packet
-    /// has either. `bytes` are the header as the port gave it.
+    /// The header as [`Self::to_driver`] gives it, for a packet in one buffer. `None` if the header
+    /// says that the packet has a partial checksum or is to be cut. `bytes`: the header from the
+    /// port.
     #[inline]
     #[must_use]
     pub fn plain_to_driver(
@@ -367,8 +365,8 @@ impl RawNetHeader {
         Some(header.to_driver(takes_csum, 1))
     }
 
-    /// Checks the header of a frame of `len` bytes against the negotiated features, and returns the
-    /// header to hand on, of which every field can be relied on.
+    /// Checks the header of a frame of `len` bytes against the negotiated offloads. Returns a
+    /// header whose fields all hold for the frame.
     ///
     /// # Errors
     /// [`HeaderError`].
@@ -413,9 +411,8 @@ impl RawNetHeader {
             clean.gso_type = self.gso_type;
             clean.gso_size = self.gso_size;
         }
-        // `hdr_len` is a hint that a device must not rely on (§5.1.6.2.2), so a wrong one is no
-        // reason to drop the frame; but a tap refuses a header that is longer than the frame: cut
-        // it.
+        // A driver's `hdr_len` is only a hint (§5.1.6.2.2), so a wrong one is no reason to drop the
+        // frame. But a tap refuses a `hdr_len` longer than the frame: cut it.
         let frame = u16::try_from(len).unwrap_or(u16::MAX);
         clean.hdr_len = self.hdr_len.get().min(frame).into();
         Ok(clean)

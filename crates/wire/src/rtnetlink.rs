@@ -26,7 +26,7 @@ const IFLA_LINKINFO: u16 = 18;
 const IFLA_STATS64: u16 = 23;
 const IFLA_PROMISCUITY: u16 = 30;
 const IFLA_XDP: u16 = 43;
-/// One program of the interface; with several, each has an attribute of its own.
+/// The id of one attached program. An interface with several programs has several such attributes.
 const IFLA_XDP_PROG_ID: u16 = 4;
 const IFLA_XDP_HW_PROG_ID: u16 = 7;
 const IFLA_INFO_KIND: u16 = 1;
@@ -40,7 +40,7 @@ const IFLA_MACVLAN_MODE: u16 = 1;
 const IFLA_MACVLAN_FLAGS: u16 = 2;
 const MACVLAN_MODE_PASSTHRU: u32 = 8;
 const MACVLAN_FLAG_NOPROMISC: u16 = 1;
-/// The places of two counters in `struct rtnl_link_stats64`.
+/// Offsets of two counters in `struct rtnl_link_stats64`.
 const RX_DROPPED_AT: usize = 48;
 const TX_DROPPED_AT: usize = 56;
 /// The tun driver's own number for a tap.
@@ -49,58 +49,59 @@ const TUN_TYPE_TAP: u8 = 2;
 /// The properties of an interface that the kernel reports (`RTM_NEWLINK`).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct InterfaceInfo {
-    /// Its number in this namespace.
+    /// The number of the interface in this network namespace.
     pub index: u32,
-    /// True if it is administratively up.
+    /// The interface is administratively up.
     pub is_up: bool,
-    /// Hardware address, if it has one of six bytes.
+    /// The hardware address; `None` if the interface has none of six bytes.
     pub address: Option<[u8; 6]>,
     /// The MTU: the most bytes of payload of one frame.
     pub mtu: u32,
-    /// The number of the bridge, or other master, that it is a port of.
+    /// The number of the bridge, or other master, whose port the interface is.
     pub master: Option<u32>,
-    /// The frames that each of its queues may hold; 0 if the kernel does not say.
+    /// How many frames each queue of the interface may hold; 0 if the kernel does not report it.
     pub txqueuelen: u32,
-    /// Frames of the interface to the host that were dropped.
+    /// Frames from the interface to the host that were dropped.
     pub rx_dropped: u64,
-    /// Frames of the host to the interface that were dropped.
+    /// Frames from the host to the interface that were dropped.
     pub tx_dropped: u64,
-    /// `tun`, `bridge`, `macvtap`; empty for most hardware.
+    /// The kind as the kernel names it: `tun`, `bridge`, `macvtap`; empty for most hardware.
     pub kind: String,
-    /// Frames to any unicast address reach it: it is promiscuous, or a macvtap in mode `passthru`
-    /// that has made the interface below it promiscuous.
+    /// The interface takes frames to any unicast address: it is promiscuous, or it is a macvtap in
+    /// mode `passthru` that has made the interface below it promiscuous.
     pub takes_any_address: bool,
-    /// Frames to any group reach it, as the operator has set it.
+    /// The interface takes frames to any group address, because the operator has set it so.
     pub takes_any_group: bool,
-    /// The kernel's numbers of the XDP programs that are attached to it.
+    /// The kernel's ids of the XDP programs that are attached to the interface.
     pub xdp_programs: Vec<u32>,
-    /// The properties of a tap; `None`: it is no tap.
+    /// The properties of a tap; `None`: the interface is no tap.
     pub tap: Option<TapLink>,
 }
 
 /// The properties that only a tap has.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TapLink {
-    /// Frames are preceded by packet information (no `IFF_NO_PI`).
+    /// Packet information precedes each frame (no `IFF_NO_PI`).
     pub has_packet_info: bool,
-    /// It can have several queues (`IFF_MULTI_QUEUE`).
+    /// The tap can have several queues (`IFF_MULTI_QUEUE`).
     pub is_multi_queue: bool,
-    /// Queues that the host uses; 0 for a tap of one queue, as the kernel does not report it then.
+    /// Number of queues that the host uses; 0 for a tap of one queue, for which the kernel reports
+    /// none.
     pub attached: u32,
-    /// Queues that are open but detached, so that the host does not use them.
+    /// Number of open queues that are detached: the host does not use them.
     pub detached: u32,
 }
 
-/// The settings of an interface to change; `None` leaves one unchanged.
+/// Settings of an interface to change; `None` leaves a setting unchanged.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Change {
     /// The MTU in bytes.
     pub mtu: Option<u32>,
-    /// The number of the bridge that it shall be a port of.
+    /// The number of the bridge whose port the interface is to be.
     pub master: Option<u32>,
-    /// The frames that each of its queues may hold.
+    /// How many frames each queue of the interface may hold.
     pub txqueuelen: Option<u32>,
-    /// True: administratively up.
+    /// True: set administratively up; false: down.
     pub up: Option<bool>,
 }
 
@@ -111,11 +112,11 @@ pub struct LinkEvent {
     pub index: u32,
     /// The name of the interface.
     pub name: String,
-    /// The interface has left this network namespace; false: it has come or changed.
+    /// True: the interface has left this network namespace. False: it was added or changed.
     pub is_gone: bool,
 }
 
-/// A message to the kernel.
+/// A request to the kernel.
 #[derive(Debug)]
 pub struct Request(Vec<u8>);
 
@@ -152,7 +153,7 @@ impl Request {
         request
     }
 
-    /// The bytes of the message, as request number `sequence`.
+    /// The bytes of the request, with the sequence number `sequence`.
     #[must_use]
     #[allow(clippy::cast_possible_truncation, reason = "a request of some attributes")]
     pub fn emit(mut self, sequence: u32) -> Vec<u8> {
@@ -183,10 +184,10 @@ impl Request {
     }
 }
 
-/// Parses the answer to request number `sequence`; `None`: it answers another request.
+/// Parses the answer to the request with the number `sequence`. `None`: it answers another request.
 ///
 /// # Errors
-/// The kernel's error number; `EIO` (5) for an answer that is none.
+/// The kernel's error number; `EIO` (5) if the bytes are no answer.
 #[must_use]
 pub fn parse_answer(bytes: &[u8], sequence: u32) -> Option<Result<Option<InterfaceInfo>, i32>> {
     if u32_at(bytes, 8)? != sequence {
@@ -202,7 +203,7 @@ pub fn parse_answer(bytes: &[u8], sequence: u32) -> Option<Result<Option<Interfa
     }
 }
 
-/// The changes in a message. Ends at the first one that is cut short.
+/// The changes of interfaces that a message reports. Ends at the first one that is cut short.
 #[must_use]
 pub fn parse_events(mut bytes: &[u8]) -> Vec<LinkEvent> {
     let mut events = Vec::new();
@@ -250,7 +251,8 @@ fn parse_link(bytes: &[u8]) -> Option<InterfaceInfo> {
             _ => {}
         }
     }
-    // One that lies on another interface gets only what the driver below it finds to be its own.
+    // An interface that lies on another one receives only frames to addresses that the driver of
+    // the lower interface has found to be its own.
     link.takes_any_address |= promiscuity > 0 && !matches!(&*link.kind, "macvtap" | "ipvtap");
     Some(link)
 }

@@ -19,7 +19,7 @@ pub const TABLE_REGIONS_MAX: usize = 8;
 pub const MEM_SLOTS: u64 = 509;
 /// Largest config space access of one message.
 pub const CONFIG_SIZE_MAX: u32 = 256;
-/// The most vrings a message can name: the index of kick, call and err has 8 bits.
+/// Most vrings that a message can name: the index in kick, call and err messages has 8 bits.
 pub const VRINGS_MAX: usize = 256;
 
 /// Header flag bits 0..2: the protocol version.
@@ -94,12 +94,12 @@ protocol_features! {
     PROTOCOL_F_SHMEM_MAP = 22;
 }
 
-/// A message header, parsed.
+/// A message header, checked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Header {
     /// Request id.
     pub request: u32,
-    /// Version, reply, need_reply.
+    /// Bits `FLAG_*`: version, reply, need_reply.
     pub flags: u32,
     /// Bytes of payload that follow.
     pub size: u32,
@@ -123,7 +123,7 @@ impl Header {
         Ok(header)
     }
 
-    /// The bytes of this header.
+    /// The 12 bytes of this header.
     #[must_use]
     pub fn emit(self) -> [u8; HEADER_SIZE] {
         let mut bytes = [0; HEADER_SIZE];
@@ -146,7 +146,7 @@ impl Header {
 pub struct VringState {
     /// Vring index.
     pub index: u32,
-    /// Size, base or enable, by request.
+    /// The size, the base or the enable flag, depending on the request.
     pub num: u32,
 }
 
@@ -158,11 +158,11 @@ pub struct VringAddr {
     pub index: u32,
     /// Bit 0: log writes of the used ring.
     pub flags: u32,
-    /// Descriptor table.
+    /// Address of the descriptor table.
     pub descriptor: u64,
-    /// Used ring.
+    /// Address of the used ring.
     pub used: u64,
-    /// Available ring.
+    /// Address of the available ring.
     pub available: u64,
     /// Guest address for logging; meaningless without the log (UML sends all ones).
     pub log: u64,
@@ -174,7 +174,7 @@ pub struct VringAddr {
 pub struct Region {
     /// Guest physical address of the first byte.
     pub guest_addr: u64,
-    /// Bytes.
+    /// Size in bytes.
     pub size: u64,
     /// Address of the first byte in the front-end.
     pub user_addr: u64,
@@ -183,7 +183,7 @@ pub struct Region {
 }
 
 impl Region {
-    /// True if no sum of this region overflows and it is not empty.
+    /// True if the region is not empty and no sum of its fields overflows.
     #[must_use]
     pub const fn is_sound(&self) -> bool {
         self.size != 0
@@ -201,12 +201,12 @@ pub struct InflightArea {
     pub size: u64,
     /// Offset of the first byte in the region's file.
     pub offset: u64,
-    /// Virtqueues that have a place in it.
+    /// Number of virtqueues that have a part of the region.
     pub queues: u16,
-    /// Entries of each.
+    /// Entries of each queue's part.
     pub queue_size: u16,
-    /// QEMU sends and expects these as well: its structure is as large as its alignment asks for.
-    /// The specification's ends before.
+    /// QEMU sends and expects these bytes too, because its structure is padded to its alignment.
+    /// The structure of the specification ends before them.
     pub padding: [u16; 2],
 }
 
@@ -220,7 +220,7 @@ pub struct LogArea {
     pub offset: u64,
 }
 
-/// Which way a device's state is to go, and when (`SET_DEVICE_STATE_FD`).
+/// The direction of a device's state, and the phase (`SET_DEVICE_STATE_FD`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable)]
 #[repr(C)]
 pub struct StateTransfer {
@@ -230,18 +230,19 @@ pub struct StateTransfer {
     pub phase: u32,
 }
 
-/// The back-end gives its state to the front-end.
+/// Direction: from the back-end to the front-end.
 pub const STATE_SAVE: u32 = 0;
-/// The back-end takes its state from the front-end.
+/// Direction: from the front-end to the back-end.
 pub const STATE_LOAD: u32 = 1;
-/// All rings of the device are stopped.
+/// Phase: all rings of the device are stopped.
 pub const STATE_STOPPED: u32 = 0;
 /// Answer to `SET_DEVICE_STATE_FD`: no file descriptor comes with it.
 pub const STATE_NO_FD: u64 = 1 << 8;
-/// Answer to `SET_DEVICE_STATE_FD` (in its lowest eight bits) and `CHECK_DEVICE_STATE`: it failed.
+/// Answer to `SET_DEVICE_STATE_FD` (in its lowest eight bits) and to `CHECK_DEVICE_STATE`: the
+/// request failed.
 pub const STATE_FAILED: u64 = 1;
 
-/// The shape of a payload: the sizes that a message of this row may have.
+/// The layout of a payload, and with it the sizes that the payload may have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Payload {
     /// No payload.
@@ -262,16 +263,16 @@ pub enum Payload {
     StateTransfer,
     /// An IOTLB message.
     Iotlb,
-    /// Offset, size, flags, and the number of bytes that the size says.
+    /// Offset, size, flags, and as many bytes as the size says.
     Config,
     /// [`InflightArea`], with or without its padding.
     Inflight,
-    /// A request this table only names: any size.
+    /// Any size: the table only names the request.
     Opaque,
 }
 
 impl Payload {
-    /// Smallest and largest size in bytes.
+    /// Smallest and largest payload in bytes.
     #[must_use]
     pub const fn sizes(self) -> (usize, usize) {
         match self {
@@ -281,7 +282,7 @@ impl Payload {
             Self::MemTable => (8, 8 + TABLE_REGIONS_MAX * size_of::<Region>()),
             Self::Log => (16, 16),
             Self::Iotlb => (32, 32),
-            // A size that no access may have passes here too: the answer says that the access
+            // A size beyond the config space passes here too. The answer then says that the access
             // failed, and the session goes on.
             Self::Config => (12, PAYLOAD_SIZE_MAX),
             Self::Inflight => (20, 24),
@@ -290,7 +291,7 @@ impl Payload {
     }
 }
 
-/// How many file descriptors come with a message.
+/// How many file descriptors a message has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fds {
     /// None.
@@ -301,12 +302,12 @@ pub enum Fds {
     OneUnlessFlag,
     /// One for each region of the table.
     PerRegion,
-    /// Up to one: the row is not served, and the fd is closed.
+    /// None or one: the request is not served, and the descriptor is closed.
     Any,
 }
 
 impl Fds {
-    /// The most that can come.
+    /// The largest number of file descriptors.
     #[must_use]
     pub const fn count_max(self) -> usize {
         match self {
@@ -326,11 +327,11 @@ pub struct Row {
     pub name: &'static str,
     /// Shape of the payload.
     pub payload: Payload,
-    /// File descriptors.
+    /// How many file descriptors a message has.
     pub fds: Fds,
-    /// True if the request has an answer of its own (so `REPLY_ACK` does not apply).
+    /// True if the request has a reply of its own, so that `REPLY_ACK` does not apply.
     pub replies: bool,
-    /// Protocol features of which one must be negotiated, zero if none.
+    /// Protocol features, at least one of which must be negotiated; 0: none is needed.
     pub needs: u64,
     /// True if this back-end serves the request.
     pub served: bool,
@@ -413,7 +414,7 @@ pub const REQUESTS: [Row; 44] = [
         .replies().needs(PROTOCOL_F_SHMEM_MAP).not_served(),
 ];
 
-/// The row of a request id.
+/// The row of a request id. `None`: the table has no such request.
 #[must_use]
 pub fn row_of(request: u32) -> Option<&'static Row> {
     REQUESTS.get(request.checked_sub(1)? as usize)

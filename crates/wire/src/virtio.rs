@@ -1,7 +1,7 @@
 //! Common to all virtio devices: feature bits, status bits, device ids (virtio 1.3 §2, §6).
 
-/// A legacy driver may lay out its buffers as it likes (§6.3): a header may share a descriptor with
-/// what follows it. Drivers that follow virtio 1.0 do so without this bit.
+/// A legacy driver may split buffers as it likes (§6.3): a header may share a descriptor with the
+/// data behind it. Drivers of virtio 1.0 may do this without the bit.
 pub const VIRTIO_F_ANY_LAYOUT: u64 = 1 << 27;
 /// Ring feature: a descriptor may point to a table of descriptors (§2.7.5.3).
 pub const VIRTIO_F_INDIRECT_DESC: u64 = 1 << 28;
@@ -22,7 +22,7 @@ pub const VIRTIO_ID_BLOCK: u32 = 2;
 
 /// Device status: the driver has acknowledged the device (§2.1).
 pub const STATUS_ACKNOWLEDGE: u8 = 1;
-/// Device status: the driver knows how to drive the device.
+/// Device status: the driver can drive this device.
 pub const STATUS_DRIVER: u8 = 2;
 /// Device status: the driver is set up and drives the device.
 pub const STATUS_DRIVER_OK: u8 = 4;
@@ -30,5 +30,5 @@ pub const STATUS_DRIVER_OK: u8 = 4;
 pub const STATUS_FEATURES_OK: u8 = 8;
 /// Device status: the device has an error it cannot recover from.
 pub const STATUS_DEVICE_NEEDS_RESET: u8 = 64;
-/// Device status: something went wrong in the guest.
+/// Device status: the guest has given the device up because of an error.
 pub const STATUS_FAILED: u8 = 128;

@@ -8,7 +8,7 @@ pub const QUEUE_SIZE_MAX: u16 = 32768;
 
 /// Descriptor flag: the chain goes on at `next`.
 pub const DESC_F_NEXT: u16 = 1;
-/// Descriptor flag: the device may only write this buffer (else only read).
+/// Descriptor flag: the device may only write this buffer. Without it, the device may only read.
 pub const DESC_F_WRITE: u16 = 2;
 /// Descriptor flag: the buffer holds a table of descriptors.
 pub const DESC_F_INDIRECT: u16 = 4;
@@ -116,8 +116,8 @@ impl Descriptor {
         }
     }
 
-    /// Reads a descriptor of a packed ring from its two words, and its buffer id (§2.8.13). Its
-    /// flags are complete, those of the ring's laps included.
+    /// Parses a descriptor of a packed ring from its two words. Returns its buffer id too
+    /// (§2.8.13). The flags include those of the ring's laps.
     #[must_use]
     #[inline]
     #[allow(clippy::cast_possible_truncation, reason = "the fields are taken out by shifts")]
@@ -161,7 +161,7 @@ impl Descriptor {
     }
 }
 
-/// Does a move of the index from `old` to `new` pass `event`? (`vring_need_event`, §2.7.7.2)
+/// True if a move of the index from `old` to `new` passes `event` (`vring_need_event`, §2.7.7.2).
 #[must_use]
 pub const fn need_event(event: u16, new: u16, old: u16) -> bool {
     new.wrapping_sub(event).wrapping_sub(1) < new.wrapping_sub(old)

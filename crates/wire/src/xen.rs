@@ -1,8 +1,8 @@
 //! Xen: the messages of xenstore, and the block interface that is negotiated through it.
 //!
-//! A Xen guest and its back-end have two ways to talk. xenstore is the slow one: a tree of strings
-//! in which each side publishes what it offers and how far it has come. A shared ring is the fast
-//! one: requests and responses in pages that the guest grants.
+//! A Xen guest and its back-end talk in two ways. xenstore is the slow one: a tree of strings, in
+//! which each side writes what it offers and its state. A shared ring is the fast one: requests and
+//! responses in pages that the guest grants.
 //!
 //! ```text
 //! path    the name of a node                      store   messages to and from the server

@@ -35,11 +35,11 @@ const INFO_BLOCK_SIZE: u16 = 3;
 
 const GREETING_SIZE: usize = 18;
 const REPLY_HEADER_SIZE: usize = 20;
-/// Bytes of the data of a reply at most: strings have 4096 (`doc/proto.md`, "Values").
+/// Most bytes of data in a reply; a string has up to 4096 (`doc/proto.md`, "Values").
 const REPLY_DATA_MAX: usize = 8192;
-/// Replies to one option at most.
+/// Most replies to one option.
 const REPLIES_MAX: u32 = 64;
-/// Bytes of the name of an export at most.
+/// Most bytes of the name of an export.
 const NAME_MAX: usize = 4096;
 /// Block sizes of a server that states none (`doc/proto.md`, "Block size constraints").
 const BLOCKS: Blocks = Blocks { min: 1, preferred: 4096, max: 32 << 20 };
@@ -60,42 +60,42 @@ pub struct Blocks {
     pub min: u32,
     /// The size of reads and writes that the server recommends, a power of two.
     pub preferred: u32,
-    /// The data of one command at most.
+    /// Most bytes of data that one command may have.
     pub max: u32,
 }
 
-/// The disk that the server gives.
+/// The properties of the export that the server has opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Export {
-    /// Bytes.
+    /// Size of the disk in bytes.
     pub size: u64,
     /// Transmission flags.
     pub flags: u16,
-    /// Its block sizes.
+    /// Block sizes of the export.
     pub blocks: Blocks,
-    /// Replies to reads are structured.
+    /// The server sends structured replies to reads.
     pub structured: bool,
 }
 
 /// Why an option was refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum OptionRefused {
-    /// There is no such export.
+    /// The server has no export of this name.
     #[error("has no export of this name")]
     Unknown,
-    /// TLS is required.
+    /// The server serves this client only under TLS.
     #[error("serves this export under TLS only (nbds://)")]
     TlsRequired,
-    /// It speaks no TLS.
+    /// The server does not support TLS.
     #[error("speaks no TLS")]
     NoTls,
-    /// The server knows no `NBD_OPT_GO`.
+    /// The server does not support `NBD_OPT_GO`.
     #[error("is too old: it knows no NBD_OPT_GO")]
     NoGo,
-    /// The server is about to end.
+    /// The server is shutting down.
     #[error("is shutting down")]
     Shutdown,
-    /// The server's policy forbids it to this client.
+    /// The server's policy forbids the option to this client.
     #[error("refuses this client")]
     Policy,
     /// Another error, by its number.
@@ -103,7 +103,7 @@ pub enum OptionRefused {
     Other(u32),
 }
 
-/// How far the negotiation is.
+/// What the negotiation needs next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Progress {
     /// More bytes are needed.
@@ -146,7 +146,7 @@ impl Handshake {
         Ok(Self { wish, state, replies: 0, structured: false, export: None, blocks: BLOCKS })
     }
 
-    /// How many bytes [`Self::take`] takes next: 0 when the negotiation is over.
+    /// How many bytes the next call of [`Self::take`] takes; 0 when the negotiation is over.
     #[must_use]
     pub fn needs(&self) -> usize {
         match self.state {
@@ -157,10 +157,10 @@ impl Handshake {
         }
     }
 
-    /// Takes the bytes that were needed; appends the bytes to send to `out`.
+    /// Takes the next bytes of the server; appends the answer to them to `out`.
     ///
     /// # Errors
-    /// [`NbdError`]: the connection is over.
+    /// [`NbdError`]: the connection cannot be used any more.
     ///
     /// # Panics
     /// If `bytes` are more or fewer than [`Self::needs`] said.
@@ -246,8 +246,8 @@ impl Handshake {
                 Ok(Progress::StartTls)
             }
             OPT_STARTTLS if is_error => Err(NbdError::Refused(OptionRefused::NoTls)),
-            // A server without structured replies has simple ones; one that wants TLS first says so
-            // again when it is asked for the export.
+            // A server without structured replies sends simple ones. A server that wants TLS first
+            // says so again in the reply to `NBD_OPT_GO`.
             OPT_STRUCTURED_REPLY if kind == REP_ACK || is_error => {
                 self.structured = !is_error;
                 self.ask(OPT_GO, out);

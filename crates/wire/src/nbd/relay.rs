@@ -1,5 +1,5 @@
-//! `Relay`: one connection to a server that carries the commands of several clients: whose a reply
-//! is. Pure.
+//! `Relay`: carries the commands of several clients on one connection to a server, and finds the
+//! client of each reply. Pure.
 //!
 //! A client's cookies have two unused bytes, [`CLIENT`]. The relay writes the client's number there
 //! in a command that leaves, and clears it in the reply. Each command is remembered until it is
@@ -10,7 +10,7 @@ use super::{COMMAND_SIZE, Command, CommandKind, NbdError, Replied, Reply};
 use std::collections::HashMap;
 use std::ops::Range;
 
-/// The bytes of a cookie that a client leaves zero, by their place in a command and in a reply.
+/// The bytes of a cookie that are the client's number, as offsets in a command and in a reply.
 const CLIENT: Range<usize> = 12..14;
 
 /// A command that waits for its reply.
@@ -24,20 +24,20 @@ struct Waiting {
 /// The commands of several clients that wait for a reply on one connection.
 #[derive(Debug, Default)]
 pub struct Relay {
-    /// By cookie, as the server knows it.
+    /// The waiting commands, by the cookie that the server knows.
     waiting: HashMap<u64, Waiting>,
-    /// The client to which the next bytes belong, and how many these are.
+    /// The client to which the next bytes of the server belong, and how many bytes these are.
     payload: (u16, u32),
 }
 
-/// What a client has written first.
+/// What the bytes that a client has sent begin with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Message {
-    /// The beginning of a command: more bytes must come.
+    /// A part of a command: more bytes must come.
     Needs,
-    /// A command with its data, of this many bytes.
+    /// A command with its data; the number of bytes of both.
     Command(usize),
-    /// `NBD_CMD_DISC`, or what is no command: the client is to go.
+    /// `NBD_CMD_DISC`, or bytes that are no command: the client must be disconnected.
     Ends,
 }
 
@@ -48,8 +48,8 @@ impl Relay {
         self.waiting.values().any(|waiting| waiting.client == client)
     }
 
-    /// Looks at the message that `bytes` of `client` begin with. Appends a whole command, marked as
-    /// that of the client, to `out`.
+    /// Examines the message that `bytes` of `client` begin with. Appends a whole command to `out`,
+    /// with the client's number in its cookie.
     pub fn command(&mut self, client: u16, bytes: &[u8], out: &mut Vec<u8>) -> Message {
         let Some(head) = bytes.first_chunk::<COMMAND_SIZE>() else { return Message::Needs };
         let Some(command) = Command::parse(head) else { return Message::Ends };
@@ -74,7 +74,7 @@ impl Relay {
     /// `None`, the client's bytes are dropped.
     ///
     /// # Errors
-    /// [`NbdError::Reply`]: these bytes are no reply to a command that waits.
+    /// [`NbdError::Reply`]: the bytes are no reply to a waiting command.
     pub fn reply<'a>(
         &mut self,
         bytes: &[u8],

@@ -10,7 +10,7 @@ const STRUCTURED_MAGIC: u32 = 0x668e_33ef;
 pub const COMMAND_SIZE: usize = 28;
 const SIMPLE_SIZE: usize = 16;
 const STRUCTURED_SIZE: usize = 20;
-/// Bytes of the head of a reply at most; its payload follows.
+/// Most bytes of the head of a reply; its payload follows.
 pub const REPLY_SIZE_MAX: usize = STRUCTURED_SIZE;
 
 /// `NBD_REPLY_FLAG_DONE`: the last chunk of its reply.
@@ -21,7 +21,7 @@ const CHUNK_HOLE: u16 = 2;
 const CHUNK_ERROR: u16 = 1 << 15 | 1;
 const CHUNK_ERROR_OFFSET: u16 = 1 << 15 | 2;
 const CHUNK_IS_ERROR: u16 = 1 << 15;
-/// Bytes of an error chunk's payload at most: its head, a message, an offset.
+/// Most bytes of an error chunk's payload: its head, a message, an offset.
 const ERROR_MAX: u32 = 6 + 4096 + 8;
 
 /// The operation of a command (`NBD_CMD_*`).
@@ -49,11 +49,11 @@ pub struct Command {
     pub kind: CommandKind,
     /// `FLAG_*`.
     pub flags: u16,
-    /// The client's number of the command; the reply carries the same.
+    /// The client's number for the command; the reply carries the same number.
     pub cookie: u64,
-    /// First byte.
+    /// Offset of the first byte on the disk.
     pub offset: u64,
-    /// Bytes.
+    /// Number of bytes on the disk.
     pub len: u32,
 }
 
@@ -92,12 +92,12 @@ impl Command {
     }
 }
 
-/// Why a command has failed, as the protocol names it.
+/// Why a command has failed: the error names of the protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReplyError {
     /// `NBD_EPERM`
     Perm,
-    /// `NBD_EIO`, and every number that is not known.
+    /// `NBD_EIO`, and every error number that the protocol does not list.
     Io,
     /// `NBD_ENOMEM`
     NoMem,
@@ -109,12 +109,12 @@ pub enum ReplyError {
     Overflow,
     /// `NBD_ENOTSUP`
     NotSupported,
-    /// `NBD_ESHUTDOWN`: the server is about to end.
+    /// `NBD_ESHUTDOWN`: the server is shutting down.
     Shutdown,
 }
 
 impl ReplyError {
-    /// The error of this number; `None`: success.
+    /// The error with this number; `None` for 0, which means success.
     #[must_use]
     pub fn of(number: u32) -> Option<Self> {
         Some(match number {
@@ -134,14 +134,14 @@ impl ReplyError {
 /// The head of a reply, parsed: a simple reply, or one chunk of a structured one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reply {
-    /// A simple one; the data of a read follow if there is no error.
+    /// A simple reply. The data of a read follow it if there is no error.
     Simple {
-        /// Why the command has failed.
+        /// Why the command has failed; `None`: it has not.
         error: Option<ReplyError>,
         /// The cookie of the command that is answered.
         cookie: u64,
     },
-    /// A chunk of a structured one, whose payload follows.
+    /// A chunk of a structured reply, whose payload follows.
     Chunk(Chunk),
 }
 
@@ -150,18 +150,18 @@ pub enum Reply {
 pub struct Chunk {
     /// The type of the payload.
     pub kind: ChunkKind,
-    /// The reply ends with it.
+    /// The chunk is the last of its reply.
     pub is_last: bool,
     /// The cookie of the command that is answered.
     pub cookie: u64,
-    /// Bytes of payload: checked for the kind.
+    /// Bytes of payload: a length that this kind may have.
     pub len: u32,
 }
 
 /// The type of a chunk's payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ChunkKind {
-    /// Nothing; always the last.
+    /// No payload; always the last chunk.
     None,
     /// An offset of 8 bytes and at least one byte of data.
     Data,
@@ -171,7 +171,7 @@ pub enum ChunkKind {
     Error,
 }
 
-/// A reply's head, and how many bytes it has.
+/// The head of a reply, and its size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Replied {
     /// The head.
@@ -181,7 +181,7 @@ pub struct Replied {
 }
 
 impl Reply {
-    /// The head that `bytes` begin with; `None`: there are too few yet.
+    /// Parses the head that `bytes` begin with. `None`: `bytes` ends inside the head.
     ///
     /// # Errors
     /// [`NbdError::Reply`]: these bytes are no reply.
@@ -205,7 +205,7 @@ impl Reply {
         }
     }
 
-    /// The bytes of the head, as a server sends them, for an error of this number.
+    /// The head that a server sends for an error with this number.
     #[must_use]
     pub fn simple(error: u32, cookie: u64) -> [u8; SIMPLE_SIZE] {
         let mut out = [0; SIMPLE_SIZE];
@@ -221,13 +221,14 @@ impl Chunk {
         let (flags, kind, len) = (u16_at(bytes, 4), u16_at(bytes, 6), u32_at(bytes, 16));
         let is_last = flags & DONE != 0;
         let (kind, is_sound) = match kind {
-            // A chunk without content that is not the last could come for ever.
+            // The server could send chunks without content for ever, so such a chunk must be the
+            // last.
             CHUNK_NONE => (ChunkKind::None, len == 0 && is_last),
             CHUNK_DATA => (ChunkKind::Data, len > 8),
             CHUNK_HOLE => (ChunkKind::Hole, len == 12),
             CHUNK_ERROR => (ChunkKind::Error, (6..=ERROR_MAX).contains(&len)),
             CHUNK_ERROR_OFFSET => (ChunkKind::Error, (14..=ERROR_MAX).contains(&len)),
-            // Every unknown kind with this bit is an error whose payload begins like the others'.
+            // The payload of every unknown error kind begins like that of the known ones.
             kind if kind & CHUNK_IS_ERROR != 0 => {
                 (ChunkKind::Error, (6..=ERROR_MAX).contains(&len))
             }
@@ -239,7 +240,7 @@ impl Chunk {
         Ok(Self { kind, is_last, cookie: u64_at(bytes, 8), len })
     }
 
-    /// The bytes of the head, as a server sends them.
+    /// The head as a server sends it.
     #[must_use]
     pub fn emit(&self) -> [u8; STRUCTURED_SIZE] {
         let kind = match self.kind {
@@ -263,15 +264,15 @@ impl Chunk {
 pub struct Hole {
     /// First byte on the disk.
     pub offset: u64,
-    /// Bytes.
+    /// Number of bytes.
     pub len: u32,
 }
 
 impl Hole {
-    /// Bytes of the payload.
+    /// Bytes of a hole's payload.
     pub const SIZE: usize = 12;
 
-    /// The payload of a hole.
+    /// Parses the payload of a hole chunk.
     #[must_use]
     pub fn parse(bytes: &[u8; Self::SIZE]) -> Self {
         Self { offset: u64_at(bytes, 0), len: u32_at(bytes, 8) }
@@ -283,7 +284,7 @@ impl Hole {
 pub struct ErrorHead(pub ReplyError);
 
 impl ErrorHead {
-    /// Bytes that are read of it.
+    /// Bytes of the payload that are read.
     pub const SIZE: usize = 4;
 
     /// The error of these four bytes. A server that sends 0 (success) in an error chunk means

@@ -21,9 +21,9 @@ pub struct Uri {
 /// Where a server listens.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Host {
-    /// At a unix socket.
+    /// The path of a Unix socket.
     Unix(String),
-    /// At a name or address, and a port.
+    /// A host name or address, and a port.
     Tcp(String, u16),
 }
 
@@ -33,25 +33,25 @@ pub enum UriError {
     /// The scheme is missing, or is not one of NBD's.
     #[error("must begin with nbd://, nbds://, nbd+unix:/// or nbds+unix:///")]
     Scheme,
-    /// A unix URI without its socket.
+    /// A Unix URI without the path of its socket.
     #[error("lacks ?socket=PATH, an absolute path")]
     Socket,
     /// A TCP URI without its host.
     #[error("lacks the host")]
     Host,
-    /// No number of a port.
+    /// The port is not a number.
     #[error("the port is no number from 1 to 65535")]
     Port,
     /// A `%` without two hexadecimal digits, or escaped bytes that are not UTF-8.
     #[error("has a % that is not followed by two hexadecimal digits of UTF-8")]
     Escape,
-    /// A user.
+    /// The URI names a user.
     #[error("a user is not supported (TLS with pre-shared keys)")]
     User,
-    /// A key that is not known.
+    /// The query has a key that is not known.
     #[error("{0:?} is not known: socket, tls-certificates and tls-hostname are")]
     Key(String),
-    /// TLS's keys need TLS.
+    /// The query has a TLS key, but the scheme is not one of TLS.
     #[error("tls-certificates and tls-hostname need nbds:// or nbds+unix://")]
     NoTls,
 }
@@ -100,7 +100,7 @@ impl Uri {
 }
 
 fn tcp(authority: &str) -> Result<Host, UriError> {
-    // The address of IPv6 has colons, and stands in brackets.
+    // An IPv6 address has colons, so it stands in brackets.
     let (host, port) = match authority.strip_prefix('[').and_then(|rest| rest.split_once(']')) {
         Some((host, rest)) => (host, rest),
         None => match authority.find(':') {
@@ -119,7 +119,7 @@ fn tcp(authority: &str) -> Result<Host, UriError> {
     Ok(Host::Tcp(unescape(host)?, port))
 }
 
-/// The text that a part of a URI stands for: `%20` is a space.
+/// A part of a URI without its escapes: `%20` becomes a space.
 fn unescape(text: &str) -> Result<String, UriError> {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.bytes();

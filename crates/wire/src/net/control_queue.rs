@@ -5,9 +5,9 @@ use super::{GUEST_OFFLOAD_BITS, MTU_MIN};
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, Unaligned};
 
-/// Class and command, before the data of a command.
+/// Bytes of class and command, which precede the data of a command.
 pub const CTRL_HEADER_SIZE: usize = 2;
-/// VLAN ids there are.
+/// Number of VLAN ids: they are 0 to 4095.
 pub const VLAN_COUNT: u16 = 4096;
 
 /// A MAC address.
@@ -75,21 +75,21 @@ pub struct FilterTable {
     pub multicast: Vec<MacAddress>,
 }
 
-/// When used buffer notifications may be held back (§5.1.6.5.9). 0 and 0: never.
+/// When used buffer notifications may be delayed (§5.1.6.5.9). Both 0: never.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Coalescing {
-    /// Packets after which the driver is told.
+    /// Number of packets after which the driver is notified.
     pub packets_max: u32,
-    /// Microseconds after which the driver is told.
+    /// Microseconds after which the driver is notified.
     pub delay_us_max: u32,
 }
 
-/// Coalescing of one virtqueue.
+/// The coalescing of one virtqueue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QueueCoalescing {
     /// Index of the virtqueue.
     pub index: u16,
-    /// Its parameters.
+    /// Its limits.
     pub coalescing: Coalescing,
 }
 
@@ -112,9 +112,9 @@ pub enum Command {
     QueuePairs(u16),
     /// Choose the receiveq of each frame by its hash.
     Rss(RssConfig),
-    /// Report this hash.
+    /// Report the hash of each frame, computed by these settings.
     Hash(HashConfig),
-    /// Deliver only such unfinished packets: `GUEST_*` bits.
+    /// Deliver only such unfinished packets (`GUEST_*` feature bits).
     GuestOffloads(u64),
     /// Coalesce notifications of all transmitqs.
     CoalesceTx(Coalescing),
@@ -122,7 +122,7 @@ pub enum Command {
     CoalesceRx(Coalescing),
     /// Coalesce notifications of one virtqueue.
     CoalesceQueue(QueueCoalescing),
-    /// How are notifications of one virtqueue coalesced?
+    /// Report how the notifications of one virtqueue are coalesced.
     CoalesceQuery(u16),
 }
 
@@ -170,7 +170,7 @@ impl From<RawCoalescing> for Coalescing {
 }
 
 impl Command {
-    /// Parses what the driver wrote before the status byte.
+    /// Parses the bytes that the driver wrote before the status byte.
     ///
     /// # Errors
     /// [`CommandError`].
@@ -224,8 +224,8 @@ impl Command {
                 let (index, coalescing) = (raw.index.get(), raw.coalescing.into());
                 Self::CoalesceQueue(QueueCoalescing { index, coalescing })
             }
-            // A driver writes the index and the reserved field; some the index alone, or room for
-            // the parameters too.
+            // A driver writes the index and a reserved field. Some drivers write the index alone,
+            // or add space for the parameters.
             (class::NOTF_COAL, class::NOTF_COAL_VQ_GET) if matches!(data.len(), 2 | 4 | 12) => {
                 Self::CoalesceQuery(u16::from_le_bytes([data[0], data[1]]))
             }
@@ -273,11 +273,11 @@ impl Command {
 }
 
 impl RxMode {
-    /// Each mode there is.
+    /// Every receive mode.
     pub const ALL: [Self; 6] =
         [Self::Promisc, Self::AllMulti, Self::AllUni, Self::NoMulti, Self::NoUni, Self::NoBcast];
 
-    /// The command that switches it.
+    /// The command number that switches this mode.
     const fn command(self) -> u8 {
         match self {
             Self::Promisc => class::RX_PROMISC,
@@ -291,7 +291,7 @@ impl RxMode {
 }
 
 impl FilterTable {
-    /// Unicast table, multicast table; each a count and its entries.
+    /// The unicast and the multicast table, each as a count and its entries.
     fn emit(&self) -> Vec<u8> {
         let mut bytes = Vec::new();
         for table in [&self.unicast, &self.multicast] {
@@ -324,12 +324,12 @@ impl QueueCoalescing {
     }
 }
 
-/// True for an address that a device may have: neither a group's nor zero.
+/// True for an address that a device may have: neither a group address nor zero.
 fn is_unicast(mac: MacAddress) -> bool {
     mac[0] & 1 == 0 && mac != [0; 6]
 }
 
-/// Unicast table, multicast table; each a count and its entries.
+/// Parses the unicast and the multicast table, each a count and its entries.
 fn parse_tables(data: &[u8]) -> Result<FilterTable, CommandError> {
     let (unicast, rest) = parse_table(data)?;
     let (multicast, rest) = parse_table(rest)?;
@@ -352,7 +352,7 @@ fn parse_table(data: &[u8]) -> Result<(Vec<MacAddress>, &[u8]), CommandError> {
     Ok((macs.to_vec(), &rest[len * 6..]))
 }
 
-/// Reads `aa:bb:cc:dd:ee:ff`; only an address that a device may have.
+/// Parses `aa:bb:cc:dd:ee:ff`. `None` also for an address that a device may not have.
 #[must_use]
 pub fn parse_mac(text: &str) -> Option<MacAddress> {
     let mut mac = [0; 6];

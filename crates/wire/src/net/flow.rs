@@ -1,7 +1,7 @@
-//! `flow`: one number for all frames of a flow, both ways.
+//! `flow`: one number for all frames of a flow, in both directions.
 //!
-//! A flow is what two ends (address and port) send to each other. The host looks flows up with a
-//! program of its own (`manyring-backend`, `net/tap/program.rs`), which must come to the same
+//! A flow is what two ends (address and port) send to each other. A BPF program in the host's
+//! kernel also looks up flows (`manyring-backend`, `net/tap/program.rs`). It must compute the same
 //! number, step by step:
 //! ```text
 //! kind     the first 38 bytes: Ethernet, then IPv4 or IPv6; up to two times it is looked at again
@@ -11,11 +11,11 @@
 //!          has its two Ethernet addresses
 //! number   (mixed(end ^ key) + mixed(other end ^ key)) * MIX[0]: a sum is the same both ways
 //! ```
-//! The key is the tap's own, so that nobody can aim flows at a queue. Nothing is checked: bytes
-//! that lie come to some number, and what a number leads to is only the choice of a queue.
+//! The key is the tap's own, so that nobody can aim flows at one queue. The frame is not checked:
+//! malformed frames get some number too, since the number only selects a queue.
 
-/// Bytes of a frame that are looked at, at most: two PPPoE headers, IPv6 with two extension
-/// headers (an IPv4 header with all its options is shorter), ports.
+/// Most bytes of a frame that are read: two PPPoE headers, IPv6 with two extension headers (an IPv4
+/// header with all its options is shorter), and ports.
 pub const FLOW_BYTES: usize =
     ETHERNET + LOOKS_BEHIND * PPPOE + IPV6 + EXTENSIONS_MAX * EXTENSION_SIZE_MAX + 4;
 /// Bytes of the shortest frame that has a flow: up to the ports behind an IPv4 header.
@@ -29,7 +29,7 @@ pub const IPV6: usize = 40;
 pub const VLAN_TAG: usize = 4;
 /// Bytes between an Ethernet header and the packet of a PPPoE session (RFC 2516).
 pub const PPPOE: usize = 8;
-/// How often a tag or a session is looked behind.
+/// How many VLAN tags and PPPoE headers are skipped at most.
 pub const LOOKS_BEHIND: usize = 2;
 /// The protocol numbers of IPv4 in an Ethernet header and in a PPP header.
 pub const TYPES_IPV4: [u16; 2] = [0x0800, 0x0021];
@@ -39,37 +39,38 @@ pub const TYPES_IPV6: [u16; 2] = [0x86dd, 0x0057];
 pub const TYPES_VLAN: [u16; 2] = [0x8100, 0x88a8];
 /// The EtherType of a PPPoE session.
 pub const TYPE_PPPOE: u16 = 0x8864;
-/// The protocol numbers of the extension headers that are looked behind: hop-by-hop options, a
-/// routing header, destination options (RFC 8200 section 4). Their second byte is their length in
-/// units of 8 bytes, without the first 8. A fragment header (44) is none of them: the fragments of
-/// a packet have one flow only if none of them has ports.
+/// Protocol numbers of the IPv6 extension headers that are skipped: hop-by-hop options, routing
+/// header, destination options (RFC 8200 section 4). Their second byte is their length in units of
+/// 8 bytes, without the first 8. Fragment headers (44) are not skipped: all fragments of a packet
+/// get the same flow only if the ports count for none of them.
 pub const EXTENSIONS: [u8; 3] = [0, 43, 60];
-/// How many extension headers are looked behind.
+/// How many extension headers are skipped at most.
 pub const EXTENSIONS_MAX: usize = 2;
-/// The largest length field of an extension header that is looked behind.
+/// Largest length field of an extension header that is skipped.
 pub const EXTENSION_UNITS_MAX: u8 = 2;
-/// Bytes of an extension header of that length.
+/// Bytes of an extension header with the largest length field.
 const EXTENSION_SIZE_MAX: usize = (EXTENSION_UNITS_MAX as usize + 1) * 8;
-/// TCP, UDP and SCTP have their ports in the same place.
+/// Protocol numbers of TCP, UDP and SCTP, whose ports lie in the same place.
 pub const PROTOCOLS_WITH_PORTS: [u8; 3] = [6, 17, 132];
 /// Mask of an IPv4 header's "more fragments" flag and fragment offset: 0 if the packet is whole.
 pub const FRAGMENT: u16 = 0x3fff;
 /// Odd numbers whose products spread over all bits.
 pub const MIX: [u64; 2] = [0x9e37_79b9_7f4a_7c15, 0xd6e8_feb8_6659_fd93];
 
-/// The flow of a frame, and whether it is one connection.
+/// The flow of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Flow {
     /// The number of the flow.
     pub number: u64,
-    /// The flow is one connection. If not, several connections may have the same number (fragments,
-    /// tunnels, echoes, frames without IP): a queue may be chosen by the number, but the queue on
-    /// which the guest sends such frames says nothing of where the answers belong.
+    /// True if the number belongs to one connection. False for fragments, tunnels, echoes and
+    /// frames without IP: several connections may share their number. The number may still select a
+    /// queue, but the queue on which the guest sends such frames does not tell where answers
+    /// belong.
     pub is_connection: bool,
 }
 
-/// The flow that a frame with these first bytes belongs to; [`FLOW_BYTES`] are enough. `None`: it
-/// is too short.
+/// The flow of the frame that begins with `start`; [`FLOW_BYTES`] bytes are enough. `None`: the
+/// frame is too short.
 #[must_use]
 #[inline]
 pub fn flow_of(start: &[u8], key: u64) -> Option<Flow> {
@@ -93,8 +94,8 @@ pub fn flow_of(start: &[u8], key: u64) -> Option<Flow> {
     Some(Flow { number: a.wrapping_add(b).wrapping_mul(MIX[0]), is_connection })
 }
 
-/// Looks behind VLAN tags and PPPoE sessions: the [`FLOW_BYTES_MIN`] bytes whose last two of
-/// [`ETHERNET`] are the EtherType of the packet, and where in the frame they begin. `None`: the
+/// Skips VLAN tags and PPPoE headers. Returns [`FLOW_BYTES_MIN`] bytes, of which the first
+/// [`ETHERNET`] end with the EtherType of the packet, and their offset in the frame. `None`: the
 /// frame is shorter.
 #[inline(always)]
 #[allow(clippy::inline_always, reason = "a part of `flow_of`, which each frame passes")]
@@ -115,9 +116,9 @@ pub(super) fn packet_of(start: &[u8]) -> Option<(&[u8], usize)> {
     Some((window, at))
 }
 
-/// Looks behind the extension headers of IPv6. `protocol` is that of the header at `at`. Returns
-/// the protocol of the header behind them, and where that one begins; no protocol where an
-/// extension header is cut off or longer than [`EXTENSION_UNITS_MAX`] says.
+/// Skips IPv6 extension headers. `protocol` is the protocol of the header at `at`. Returns the
+/// protocol and the offset of the header behind them. The protocol is `None` if an extension header
+/// is cut off or longer than [`EXTENSION_UNITS_MAX`] permits.
 #[inline]
 pub(super) fn behind_extensions(start: &[u8], protocol: u8, at: usize) -> (Option<u8>, usize) {
     let (mut protocol, mut at) = (protocol, at);
@@ -136,7 +137,7 @@ pub(super) fn behind_extensions(start: &[u8], protocol: u8, at: usize) -> (Optio
     (Some(protocol), at)
 }
 
-/// Adds the ports at `at` to both ends, where the protocol has any.
+/// Adds the ports at offset `at` to both ends, if the protocol has ports.
 #[inline]
 fn with_ports(start: &[u8], ends: [u64; 2], protocol: Option<u8>, at: usize) -> ([u64; 2], bool) {
     let has_ports = protocol.is_some_and(|protocol| PROTOCOLS_WITH_PORTS.contains(&protocol));
@@ -146,7 +147,7 @@ fn with_ports(start: &[u8], ends: [u64; 2], protocol: Option<u8>, at: usize) -> 
     ([ends[0] ^ above([a, b]), ends[1] ^ above([c, d])], true)
 }
 
-/// An Ethernet address, as the host's program puts it together from three words.
+/// The Ethernet address at offset `at`, combined from three words as the BPF program does it.
 #[inline]
 fn station(frame: &[u8], at: usize) -> u64 {
     let part = |at: usize| u64::from(u16::from_ne_bytes([frame[at], frame[at + 1]]));
@@ -160,13 +161,13 @@ const fn mixed(end: u64) -> u64 {
     end ^ (end >> 29)
 }
 
-/// A field of two bytes, as the network orders them.
+/// The two bytes at offset `at`, in network order.
 #[inline]
 fn word(bytes: &[u8], at: usize) -> u16 {
     u16::from_be_bytes([bytes[at], bytes[at + 1]])
 }
 
-/// Bytes of an address, in the order of this host: that is how the host's program loads them.
+/// Four bytes of an address, in the byte order of this host, as the BPF program loads them.
 #[inline]
 fn half(bytes: &[u8], at: usize) -> u32 {
     u32::from_ne_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])

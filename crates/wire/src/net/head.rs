@@ -19,10 +19,10 @@ use super::{
     HDR_F_NEEDS_CSUM, HDR_GSO_NONE, HDR_GSO_TCPV4, HDR_GSO_TCPV6, HDR_GSO_UDP_L4, RawNetHeader,
 };
 
-/// Bytes of the longest headers: Ethernet with a tag, IPv4 or IPv6, TCP with all its options.
+/// Bytes of the longest headers: Ethernet with a tag, IPv6, TCP with all its options.
 pub const HEAD_SIZE_MAX: usize = 18 + 40 + 60;
-/// Bytes of an IP packet at most. IPv6 would allow forty more; a frame of that length is longer
-/// than [`super::FRAME_SIZE_MAX`].
+/// Most bytes of an IP packet. IPv6 would permit 40 more, but the frame would be longer than
+/// [`super::FRAME_SIZE_MAX`].
 const PACKET_MAX: usize = 65_535;
 
 const ETHERNET: usize = 14;
@@ -37,7 +37,7 @@ pub(super) const TYPE_IPV6: [u8; 2] = [0x86, 0xdd];
 pub(super) const TYPE_VLAN: [u8; 2] = [0x81, 0x00];
 const PROTOCOL_TCP: u8 = 6;
 const PROTOCOL_UDP: u8 = 17;
-/// Where a TCP and a UDP header have their checksum.
+/// Offset of the checksum in the header of TCP, and of UDP.
 const TCP_CHECKSUM: usize = 16;
 const UDP_CHECKSUM: usize = 6;
 /// The TCP flags that a joined frame may have. ACK it must have.
@@ -98,12 +98,13 @@ impl Kind {
 #[derive(Clone, Debug)]
 pub struct Head {
     kind: Kind,
-    /// Where the headers of IP and of TCP or UDP begin, and where the payload does.
+    /// Offsets of the IP header, of the TCP or UDP header (`transport`), and of the payload
+    /// (`size`).
     network: usize,
     transport: usize,
     size: usize,
-    /// All headers, with zeroes in the fields that may differ from frame to frame. The bytes behind
-    /// the headers mean nothing.
+    /// All headers, with zero in the fields that may differ between joined frames. Bytes behind the
+    /// headers mean nothing.
     bytes: [u8; HEAD_SIZE_MAX],
     payload: usize,
     identification: u16,
@@ -112,8 +113,9 @@ pub struct Head {
 }
 
 impl Head {
-    /// Reads the headers of a frame of `len` bytes that `header` came with. Its first `known` bytes
-    /// are those of `start`: all that it has room for, or all that the frame has.
+    /// Parses the headers of a frame of `len` bytes, before which `header` came. Only the first
+    /// `known` bytes of `start` are the frame's: as many as `start` holds, or all that the frame
+    /// has.
     ///
     /// # Errors
     /// [`Alone`].
@@ -124,7 +126,7 @@ impl Head {
         known: usize,
         len: usize,
     ) -> Result<Self, Alone> {
-        // A copy of all of it takes fewer instructions than one of what is known.
+        // Copying all of `start` takes fewer instructions than copying `known` bytes.
         let bytes = *start;
         let start = start.get(..known).ok_or(Alone::Wrong)?;
         if header.gso_type != HDR_GSO_NONE {
@@ -150,7 +152,7 @@ impl Head {
             (PROTOCOL_TCP, false) => (Kind::Tcp6, TCP, TCP_CHECKSUM),
             (PROTOCOL_UDP, true) => (Kind::Udp4, UDP, UDP_CHECKSUM),
             (PROTOCOL_UDP, false) => (Kind::Udp6, UDP, UDP_CHECKSUM),
-            // An extension of IPv6 may have a TCP header behind it.
+            // The header behind an IPv6 extension could be TCP too.
             (_, false) => return Err(Alone::Options),
             _ => return Err(Alone::Kind),
         };
@@ -184,7 +186,7 @@ impl Head {
         Ok(head)
     }
 
-    /// Takes the fields that may differ from frame to frame out of the headers.
+    /// Moves the fields that may differ between joined frames from `bytes` to fields of their own.
     #[inline]
     fn take_numbers(&mut self) {
         let own = self.transport;
@@ -214,19 +216,19 @@ impl Head {
         self.kind
     }
 
-    /// Bytes of all headers.
+    /// Bytes of all headers of the frame.
     #[must_use]
     pub fn size(&self) -> usize {
         self.size
     }
 
-    /// Bytes behind the headers.
+    /// Bytes of payload, which follows the headers.
     #[must_use]
     pub fn payload(&self) -> usize {
         self.payload
     }
 
-    /// True if both go from one end to the other of the same connection.
+    /// True if both frames belong to the same connection and go in the same direction.
     #[must_use]
     #[inline]
     pub fn is_of_flow(&self, other: &Self) -> bool {
@@ -238,8 +240,8 @@ impl Head {
             && self.bytes[self.transport..][..4] == other.bytes[other.transport..][..4]
     }
 
-    /// The checksum of the addresses, the protocol and the length, to which the host adds the
-    /// payload (virtio 1.3 §5.1.6.2).
+    /// The partial checksum: over addresses, protocol and length. The host adds the payload (virtio
+    /// 1.3 §5.1.6.2).
     #[inline]
     fn checksum_of(&self, payload: usize) -> u16 {
         let ip = &self.bytes[self.network..self.transport];
@@ -252,7 +254,7 @@ impl Head {
     }
 }
 
-/// Checks the header of TCP or UDP before `payload` bytes.
+/// Checks the TCP or UDP header that precedes `payload` bytes.
 #[inline]
 fn check_own(kind: Kind, own: &[u8], payload: usize) -> Result<(), Alone> {
     if kind.is_tcp() {
@@ -279,7 +281,7 @@ fn check_ipv4(ip: &[u8; IPV4], packet: usize) -> Result<usize, Alone> {
     if is_right { Ok(IPV4) } else { Err(Alone::Wrong) }
 }
 
-/// Checks the fixed header of IPv6 before a packet of `packet` bytes; returns its size.
+/// Checks the fixed header of an IPv6 packet of `packet` bytes in all; returns the header's size.
 #[inline]
 fn check_ipv6(ip: &[u8; IPV6], packet: usize) -> Result<usize, Alone> {
     let is_right = ip[0] >> 4 == 6
@@ -287,7 +289,7 @@ fn check_ipv6(ip: &[u8; IPV6], packet: usize) -> Result<usize, Alone> {
     if is_right { Ok(IPV6) } else { Err(Alone::Wrong) }
 }
 
-/// `N` bytes at `at`.
+/// The `N` bytes at offset `at`.
 #[inline]
 pub(super) fn array<const N: usize>(bytes: &[u8], at: usize) -> Result<&[u8; N], Alone> {
     bytes.get(at..).and_then(<[u8]>::first_chunk).ok_or(Alone::Wrong)
@@ -299,36 +301,37 @@ fn sum(bytes: &[u8]) -> u32 {
     bytes.chunks_exact(2).map(|word| u32::from(u16::from_be_bytes([word[0], word[1]]))).sum()
 }
 
-/// Adds the carries of a sum.
+/// Folds a sum to 16 bits by adding its carries.
 #[inline]
 pub(super) const fn fold(sum: u32) -> u16 {
     let once = (sum >> 16) + (sum & 0xffff);
     low_half((once >> 16) as usize + (once & 0xffff) as usize)
 }
 
-/// A length or offset of a packet: none is longer than [`PACKET_MAX`].
+/// The low 16 bits of a length or offset in a packet, none of which exceeds [`PACKET_MAX`].
 #[inline]
 #[allow(clippy::cast_possible_truncation, reason = "what is cut off is 0, or a sum was folded")]
 const fn low_half(n: usize) -> u16 {
     n as u16
 }
 
-/// Frames that are joined: the headers of the first, and the sums over all.
+/// Joined frames: the headers of the first frame, and sums over all frames.
 #[derive(Clone, Debug)]
 pub struct Joined {
     head: Head,
-    /// Frames, and bytes of their payload.
+    /// Number of frames, and bytes of payload of all.
     count: usize,
     payload: usize,
-    /// Payload of the last one, shorter than that of the first: no more is joined to it.
+    /// Payload bytes of the last frame. If they are fewer than the first frame's, no frame follows
+    /// it.
     last: usize,
-    /// By how much the IP identification grows from frame to frame, once there are two.
+    /// How much the IP identification grows from frame to frame (0 or 1); `None` for one frame.
     step: Option<u16>,
     pushes: bool,
 }
 
 impl Joined {
-    /// One frame.
+    /// A single frame, to which others may be added.
     #[must_use]
     #[inline]
     pub fn new(head: Head) -> Self {
@@ -336,25 +339,25 @@ impl Joined {
         Self { head, count: 1, payload, last: payload, step: None, pushes }
     }
 
-    /// The first frame.
+    /// The headers of the first frame.
     #[must_use]
     pub fn first(&self) -> &Head {
         &self.head
     }
 
-    /// Frames.
+    /// How many frames were joined.
     #[must_use]
     pub fn count(&self) -> usize {
         self.count
     }
 
-    /// Bytes of the payload of all.
+    /// Bytes of payload of all frames together.
     #[must_use]
     pub fn payload(&self) -> usize {
         self.payload
     }
 
-    /// Adds the next frame. False: it cannot be joined to these.
+    /// Adds the next frame. False: this frame cannot be joined to the others.
     #[must_use]
     #[inline]
     pub fn add(&mut self, next: &Head) -> bool {
@@ -379,8 +382,9 @@ impl Joined {
         true
     }
 
-    /// True if the IP identification is the one that the host will give to this frame; where a
-    /// packet must not be fragmented it means nothing (RFC 6864), and may be the same in all.
+    /// True if the host will give this frame the IP identification that it has. Equal
+    /// identifications in all frames are accepted if "don't fragment" is set: they mean nothing
+    /// then (RFC 6864).
     #[inline]
     fn counts_on(&mut self, next: &Head) -> bool {
         let head = &self.head;
@@ -396,7 +400,7 @@ impl Joined {
         (step == 1 || may_stay) && next.identification == expected
     }
 
-    /// Writes the headers of all into `bytes`, and returns the virtio header before them.
+    /// Writes the headers of the joined frame into `bytes`. Returns the virtio header for it.
     #[inline]
     pub fn write(&self, bytes: &mut [u8; HEAD_SIZE_MAX]) -> RawNetHeader {
         let Head { kind, network, transport, size, .. } = self.head;

@@ -8,29 +8,30 @@
 //!            Another protocol (GRE, IP in IP): anywhere behind the IP headers
 //! segments   TCP or UDP, as the type says
 //! ```
-//! A checksum is written late: by a switch for a receiver that takes none, by the host when the
-//! frame leaves it, by a guest that passes the frame on. Whoever decides about the frame (VLAN,
-//! addresses, ports) has decided by then. So the checksum, and the numbers of segments, may change
-//! nothing that was decided on.
+//! A checksum is written late: by a switch for a receiver that takes no partial checksums, by the
+//! host when the frame leaves it, or by a guest that forwards the frame. By then somebody has
+//! decided about the frame by its VLAN, addresses and ports. So the checksum, and the fields that
+//! number segments, must not lie in bytes that were decided on.
 //!
-//! A tunnel of the guest's (VXLAN, GRE, IP in IP) has the checksum in the packet that it carries.
+//! For a tunnel of the guest (VXLAN, GRE, IP in IP) the checksum lies in the packet that it
+//! carries.
 
 use super::flow::{ETHERNET, IPV6, VLAN_TAG};
 use super::{
     HDR_F_NEEDS_CSUM, HDR_GSO_ECN, HDR_GSO_NONE, HDR_GSO_TCPV4, HDR_GSO_TCPV6, RawNetHeader,
 };
 
-/// Bytes of a frame that are examined, at most. Tags and the IP header lie in them and each
-/// extension header begins in them, or the frame has no place for a checksum. The header that has
+/// Most bytes of a frame that are examined. If a tag or the IP header does not lie in them, or an
+/// extension header does not begin in them, the frame has no place for a checksum. The header with
 /// the checksum may lie behind them.
 pub const PLACE_BYTES: usize = 116;
-/// EtherTypes of tags: of a customer, of a provider, and three that were in use before there was
-/// one for providers.
+/// EtherTypes of tags: of a customer, of a provider, and three older ones of providers.
 pub const TYPES_TAG: [u16; 5] = [0x8100, 0x88a8, 0x9100, 0x9200, 0x9300];
 const TYPE_IPV4: u16 = 0x0800;
 const TYPE_IPV6: u16 = 0x86dd;
 const IPV4: usize = 20;
-/// An IPv4 header's flag "more fragments" and fragment offset; those of IPv6 in its header 44.
+/// Mask of an IPv4 header's flag "more fragments" and fragment offset. In IPv6 these are in header
+/// 44.
 const FRAGMENT_IPV4: u16 = 0x3fff;
 const FRAGMENT_IPV6: u16 = 0xfff9;
 
@@ -38,9 +39,8 @@ const FRAGMENT: u8 = 44;
 const TCP: u8 = 6;
 const UDP: u8 = 17;
 
-/// Protocols: the number of each, the offset of the checksum in its header, and the length of that
-/// header. A length of 0: the protocol carries no packet whose checksum may be left open, so the
-/// length is not needed.
+/// For each protocol: its number, the offset of the checksum in its header, and the length of that
+/// header. Length 0: the protocol carries no packet that could have the partial checksum.
 const PROTOCOLS: [(u8, usize, usize); 8] = [
     (TCP, 16, 0),
     (UDP, 6, 8),
@@ -55,14 +55,14 @@ const PROTOCOLS: [(u8, usize, usize); 8] = [
 
 /// Bytes of a frame that [`RawNetHeader::is_in_usual_place`] examines.
 pub const USUAL_BYTES: usize = 24;
-/// Where TCP and UDP begin behind an Ethernet header and an IP header alone.
+/// Offset of TCP or UDP behind an Ethernet header and a plain IP header.
 const BEHIND_IPV4: usize = ETHERNET + IPV4;
 const BEHIND_IPV6: usize = ETHERNET + IPV6;
 
 impl RawNetHeader {
-    /// True if the partial checksum of the frame that begins with `start` is that of TCP or UDP
-    /// directly behind Ethernet and IP, as in nearly all frames: [`Self::is_in_place`] holds then.
-    /// False says nothing.
+    /// True if the partial checksum is that of TCP or UDP directly behind Ethernet and IP, as in
+    /// nearly all frames. Then [`Self::is_in_place`] is true as well. If this is false, ask that.
+    /// `start` are the first bytes of the frame.
     #[must_use]
     #[inline]
     pub fn is_in_usual_place(&self, start: &[u8; USUAL_BYTES]) -> bool {
@@ -85,8 +85,8 @@ impl RawNetHeader {
         is_right && place == (transport, offset)
     }
 
-    /// True unless the frame that begins with `start`, of which [`PLACE_BYTES`] are enough, has a
-    /// partial checksum in a place that may be judged before the checksum is written.
+    /// False if the frame has a partial checksum whose place may be examined by somebody before the
+    /// checksum is written. `start` are the first bytes of the frame; [`PLACE_BYTES`] are enough.
     #[must_use]
     #[inline]
     pub fn is_in_place(&self, start: &[u8]) -> bool {
@@ -115,7 +115,7 @@ impl RawNetHeader {
     }
 }
 
-/// Where the packet of a frame begins, behind all tags, and its EtherType.
+/// The offset of the packet behind all tags of a frame, and the packet's EtherType.
 #[inline]
 fn behind_tags(start: &[u8]) -> Option<(usize, u16)> {
     let mut at = ETHERNET;
@@ -128,7 +128,8 @@ fn behind_tags(start: &[u8]) -> Option<(usize, u16)> {
     }
 }
 
-/// Where the data of an IPv4 packet begins, and its protocol. `None`: it is not whole.
+/// The offset of the data of an IPv4 packet, and its protocol. `None`: the packet is a fragment or
+/// cut off.
 #[inline]
 fn behind_ipv4(start: &[u8], at: usize) -> Option<(usize, u8)> {
     let ip: &[u8; IPV4] = start.get(at..)?.first_chunk()?;
@@ -137,8 +138,8 @@ fn behind_ipv4(start: &[u8], at: usize) -> Option<(usize, u8)> {
     (ip[0] >> 4 == 4 && size >= IPV4 && is_whole).then_some((at + size, ip[9]))
 }
 
-/// Where the data of an IPv6 packet begins, behind its extension headers, and its protocol. `None`:
-/// it is not whole, or its headers do not end in `start`.
+/// The offset of the data of an IPv6 packet behind its extension headers, and its protocol. `None`:
+/// the packet is a fragment, or its headers do not end in `start`.
 #[inline]
 fn behind_ipv6(start: &[u8], at: usize) -> Option<(usize, u8)> {
     let ip: &[u8; IPV6] = start.get(at..)?.first_chunk()?;
@@ -162,8 +163,8 @@ fn behind_ipv6(start: &[u8], at: usize) -> Option<(usize, u8)> {
     }
 }
 
-/// Bytes of extension header `kind` of IPv6, whose second byte is `units`. `None`: `kind` is no
-/// extension header; `Some(None)`: its length is not known, since the second byte is not.
+/// Bytes of the IPv6 extension header `kind`, whose second byte is `units`. `None`: `kind` is no
+/// extension header. `Some(None)`: the length is unknown, because `units` is `None`.
 ///
 /// All receivers read the header that follows hop-by-hop and destination options, routing and
 /// authentication headers. Only some receivers read what follows mobility, host identity and shim6

@@ -7,20 +7,20 @@
 //!            one:  hash = Toeplitz(key, addresses, and ports where the type has ports)
 //!                  queue = table[hash & mask]
 //! ```
-//! The host's BPF program (`manyring-backend`, `net/tap/rss.rs`) comes to the same queue with the
-//! table of [`Toeplitz::words`].
+//! The host's BPF program (`manyring-backend`, `net/tap/rss.rs`) must choose the same queue. It
+//! uses the table of [`Toeplitz::words`].
 
 use super::flow::{ETHERNET, FRAGMENT, IPV6, TYPES_IPV4, TYPES_IPV6, behind_extensions, packet_of};
 use zerocopy::little_endian::{U16, U32};
 use zerocopy::{FromBytes, Immutable, IntoBytes, Unaligned};
 
-/// Bytes of the longest key, which is also the shortest maximum that a device may tell (§5.1.4).
+/// Bytes of the longest key; §5.1.4 demands that a device supports at least this length.
 pub const KEY_SIZE_MAX: usize = 40;
-/// Entries of the longest indirection table, which the specification asks for at least (§5.1.4).
+/// Entries of the longest indirection table; §5.1.4 demands at least this many.
 pub const TABLE_LEN_MAX: usize = 128;
-/// Bytes that are hashed at most: two IPv6 addresses and two ports.
+/// Most bytes that are hashed: two IPv6 addresses and two ports.
 const INPUT_SIZE_MAX: usize = 36;
-/// Words of the table by which hashes are computed: 16 for each half of a byte.
+/// Words of the table of [`Toeplitz`]: 16 for each half byte of input.
 pub const TOEPLITZ_WORDS: usize = INPUT_SIZE_MAX * 2 * 16;
 
 /// Hash types (§5.1.6.4.3.1), by the specification's names without `VIRTIO_NET_HASH_TYPE_`.
@@ -32,14 +32,14 @@ pub mod hash_type {
     pub const IPV6: u32 = 1 << 3;
     pub const TCPV6: u32 = 1 << 4;
     pub const UDPV6: u32 = 1 << 5;
-    /// All that this device computes.
+    /// All hash types that this device computes.
     pub const ALL: u32 = IPV4 | TCPV4 | UDPV4 | IPV6 | TCPV6 | UDPV6;
 }
 
 /// The protocol numbers of TCP and UDP.
 pub const PROTOCOLS: [u8; 2] = [6, 17];
 
-/// `VIRTIO_NET_HASH_REPORT_*` (§5.1.6.4.3.4): which hash a frame has.
+/// Which hash type a reported hash has: `VIRTIO_NET_HASH_REPORT_*` (§5.1.6.4.3.4).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(u16)]
 #[allow(missing_docs, reason = "the specification's names")]
@@ -54,8 +54,8 @@ pub enum HashReport {
     Udpv6 = 6,
 }
 
-/// The hash that a driver is told of a frame: the fields behind `num_buffers` in the header of a
-/// driver that has negotiated `VIRTIO_NET_F_HASH_REPORT` (§5.1.6).
+/// The hash of a frame, as it is reported to a driver that has negotiated
+/// `VIRTIO_NET_F_HASH_REPORT`: the header's fields behind `num_buffers` (§5.1.6).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Hash {
     /// `hash_value`.
@@ -79,19 +79,19 @@ impl Hash {
 pub struct HashConfig {
     /// [`hash_type`] bits.
     pub types: u32,
-    /// Up to [`KEY_SIZE_MAX`] bytes. Bits past its end count as zero.
+    /// The key, at most [`KEY_SIZE_MAX`] bytes. Bits behind its end count as zero.
     pub key: Vec<u8>,
 }
 
-/// The settings that a driver makes by `VIRTIO_NET_CTRL_MQ_RSS_CONFIG`.
+/// The settings of receive-side scaling, which a driver makes by `VIRTIO_NET_CTRL_MQ_RSS_CONFIG`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RssConfig {
-    /// The hash.
+    /// The settings of the hash.
     pub hash: HashConfig,
-    /// The pair whose receiveq takes frames without a hash.
+    /// The queue pair that receives frames without a hash.
     pub unclassified: u16,
-    /// For each masked hash the pair whose receiveq takes the frame: a power of two of entries, up
-    /// to [`TABLE_LEN_MAX`].
+    /// The queue pair for each value of the masked hash. The number of entries is a power of two,
+    /// at most [`TABLE_LEN_MAX`].
     pub table: Vec<u16>,
     /// How many transmitqs the driver uses.
     pub transmitqs: u16,
@@ -111,7 +111,7 @@ pub enum RssError {
     Key { size: u8 },
 }
 
-/// `struct virtio_net_rss_config`, as far as its table.
+/// The part of `struct virtio_net_rss_config` before its table.
 #[derive(FromBytes, IntoBytes, Immutable, Unaligned)]
 #[repr(C)]
 struct RawRss {
@@ -120,7 +120,7 @@ struct RawRss {
     unclassified_queue: U16,
 }
 
-/// `struct virtio_net_hash_config`, as far as its key.
+/// The part of `struct virtio_net_hash_config` before its key.
 #[derive(FromBytes, IntoBytes, Immutable, Unaligned)]
 #[repr(C)]
 struct RawHash {
@@ -130,7 +130,7 @@ struct RawHash {
 }
 
 impl HashConfig {
-    /// Parses the data of `VIRTIO_NET_CTRL_MQ_HASH_CONFIG`. Every byte is the guest's.
+    /// Parses the data of `VIRTIO_NET_CTRL_MQ_HASH_CONFIG`, which are untrusted.
     ///
     /// # Errors
     /// [`RssError`].
@@ -167,8 +167,8 @@ impl HashConfig {
 }
 
 impl RssConfig {
-    /// Parses the data of `VIRTIO_NET_CTRL_MQ_RSS_CONFIG`. Every byte is the guest's. Whether the
-    /// pairs are there is for the device to check: see [`Self::pairs`].
+    /// Parses the data of `VIRTIO_NET_CTRL_MQ_RSS_CONFIG`, which are untrusted. The device must
+    /// check that the queue pairs exist: see [`Self::pairs`].
     ///
     /// # Errors
     /// [`RssError`].
@@ -192,8 +192,8 @@ impl RssConfig {
         })
     }
 
-    /// How many pairs the device must have, and use, for this configuration: a pair's number in
-    /// the table and `max_tx_vq` may be any.
+    /// How many queue pairs the device must have and use for this configuration. The driver may
+    /// have written any number of a pair, and any `max_tx_vq`.
     #[must_use]
     pub fn pairs(&self) -> usize {
         let of = |pair: u16| usize::from(pair) + 1;
@@ -219,15 +219,16 @@ impl RssConfig {
     }
 }
 
-/// A Toeplitz hash with a key: for each set bit n of the input, the 32 bits of the key from its
-/// bit n on are added without carry.
+/// A Toeplitz hash with a key: for each set bit n of the input, xors the 32 bits of the key that
+/// begin at bit n.
 ///
-/// Half a byte of the input has 16 values, so its four bits are one look into a table.
+/// The table has a word for each of the 16 values of each half byte of input: one lookup for four
+/// bits.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Toeplitz(Box<[u32]>);
 
 impl Toeplitz {
-    /// The hash with this key; bits past its end count as zero.
+    /// The hash with this key; bits behind the key's end count as zero.
     #[must_use]
     pub fn new(key: &[u8]) -> Self {
         let bit = |at: usize| {
@@ -243,7 +244,7 @@ impl Toeplitz {
         Self((0..TOEPLITZ_WORDS).map(of).collect())
     }
 
-    /// The hash of `input`; bytes past the first 36 do not count.
+    /// The hash of `input`; only the first 36 bytes count.
     #[must_use]
     #[inline]
     pub fn hash(&self, input: &[u8]) -> u32 {
@@ -252,21 +253,21 @@ impl Toeplitz {
         halves.zip(tables).fold(0, |hash, (half, table)| hash ^ table[usize::from(half)])
     }
 
-    /// The table: 16 words for each half of a byte of the input, the higher half first.
+    /// The table: 16 words for each half byte of the input; the high half comes first.
     #[must_use]
     pub fn words(&self) -> &[u32] {
         &self.0
     }
 }
 
-/// Finds the hash of frames.
+/// Computes the hash of frames by a driver's settings.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Hasher {
     config: HashConfig,
     toeplitz: Toeplitz,
 }
 
-/// The bytes of a frame that are hashed, and the type of the hash.
+/// The bytes of a frame that are hashed, and the hash type.
 struct Input {
     bytes: [u8; INPUT_SIZE_MAX],
     len: usize,
@@ -306,9 +307,9 @@ impl Hasher {
         &self.toeplitz
     }
 
-    /// The hash of a frame that begins with these bytes;
-    /// [`FLOW_BYTES`](super::flow::FLOW_BYTES) are enough. `HashReport::None`: no hash type that
-    /// the driver has set fits it.
+    /// The hash of the frame that begins with `start`; [`FLOW_BYTES`](super::flow::FLOW_BYTES)
+    /// bytes are enough. `HashReport::None`: the frame fits none of the hash types that the driver
+    /// has set.
     #[must_use]
     #[inline]
     pub fn hash_of(&self, start: &[u8]) -> Hash {
@@ -317,10 +318,10 @@ impl Hasher {
         Hash { value, report: input.report }
     }
 
-    /// Both addresses, and the ports of a whole TCP or UDP datagram if the driver has set that
-    /// type. A frame without an IPv4 or IPv6 packet has none. Extension headers of IPv6 are skipped
-    /// (§5.1.6.4.3.3: none of the hash types with `_EX` is offered) as far as
-    /// [`flow`](super::flow) looks behind them; behind others, the addresses count alone.
+    /// The input of the hash: both addresses, and the ports of a whole TCP or UDP packet if the
+    /// driver has set that type. `None` for a frame without an IPv4 or IPv6 packet. Extension
+    /// headers of IPv6 are skipped as far as [`flow`](super::flow) skips them (§5.1.6.4.3.3: no
+    /// hash type with `_EX` is offered). Behind others, only the addresses count.
     fn input_of(&self, start: &[u8]) -> Option<Input> {
         let (window, at) = packet_of(start)?;
         let kind = u16::from_be_bytes([window[ETHERNET - 2], window[ETHERNET - 1]]);
@@ -344,8 +345,8 @@ impl Hasher {
         self.choose(&ip[8..40], (protocol, behind), types, reports)
     }
 
-    /// The input of the first of these that the driver has set and the packet has: with the ports
-    /// of TCP or UDP, or the addresses alone. `behind` is what follows the IP header.
+    /// The input for the first hash type that the driver has set and the packet fits: with the
+    /// ports of TCP or UDP, or the addresses alone. `behind` are the bytes behind the IP header.
     fn choose(
         &self,
         addresses: &[u8],
@@ -364,7 +365,7 @@ impl Hasher {
     }
 }
 
-/// Finds the queue of frames.
+/// Chooses the receiveq of frames by receive-side scaling.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rss {
     hasher: Hasher,
@@ -372,7 +373,7 @@ pub struct Rss {
 }
 
 impl Rss {
-    /// The choice of queues that a driver has configured.
+    /// Uses the settings of a driver.
     #[must_use]
     pub fn new(config: RssConfig) -> Self {
         Self { hasher: Hasher::new(config.hash.clone()), config }
@@ -384,13 +385,13 @@ impl Rss {
         &self.config
     }
 
-    /// The hash.
+    /// The hash by which the receiveq is chosen.
     #[must_use]
     pub fn hasher(&self) -> &Hasher {
         &self.hasher
     }
 
-    /// The pair whose receiveq takes a frame that begins with these bytes.
+    /// The queue pair that receives the frame that begins with `start`.
     #[must_use]
     #[inline]
     pub fn pair_of(&self, start: &[u8]) -> usize {

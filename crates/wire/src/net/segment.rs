@@ -6,15 +6,15 @@
 //!                      all headers again; lengths, IPv4 identification and TCP sequence number are
 //!                      the piece's; FIN and PSH only on the last, CWR only on the first; checksums
 //! ```
-//! Every length is the frame's own claim, and is checked against its bytes: a frame that lies is
-//! refused, and no frame becomes more than [`SEGMENTS_MAX`] pieces.
+//! Every length is a claim of the sender and is checked against the frame's bytes. A frame with a
+//! false length is refused, and no frame becomes more than [`SEGMENTS_MAX`] segments.
 
 use super::head::{TYPE_IPV4, TYPE_IPV6, TYPE_VLAN, array, fold};
 use super::{
     HDR_F_NEEDS_CSUM, HDR_GSO_ECN, HDR_GSO_NONE, HDR_GSO_TCPV4, HDR_GSO_TCPV6, RawNetHeader,
 };
 
-/// Segments of a frame at most: the longest frame with an MSS of 128 bytes has 512.
+/// Most segments of a frame: the longest frame with an MSS of 128 bytes has 512.
 pub const SEGMENTS_MAX: usize = 512;
 
 const ETHERNET: usize = 14;
@@ -39,11 +39,11 @@ pub enum SegmentError {
     Pieces,
 }
 
-/// Finishes `frame`, which came with `header`: calls `each` for every frame that it becomes, and
-/// returns how many these are. `frame` is changed.
+/// Finishes `frame`, which came with `header`. Calls `each` for every frame that results, and
+/// returns their number. Changes `frame`.
 ///
 /// # Errors
-/// [`SegmentError`]: `each` was not called.
+/// [`SegmentError`]: `frame` cannot be finished, and `each` was not called.
 pub fn finish(
     header: &RawNetHeader,
     frame: &mut [u8],
@@ -63,7 +63,7 @@ pub fn finish(
     Ok(1)
 }
 
-/// Where a frame that is to be cut has what.
+/// How a frame is cut: where its headers begin, and the payload bytes of each segment (`piece`).
 struct Cut {
     is_ipv4: bool,
     network: usize,
@@ -131,7 +131,7 @@ impl Cut {
         Ok(count)
     }
 
-    /// Writes a segment's own lengths, numbers and flags into its headers.
+    /// Writes the lengths, numbers and flags of one segment into its headers.
     #[allow(clippy::cast_possible_truncation, reason = "within a frame")]
     fn number(
         &self,
@@ -171,7 +171,7 @@ impl Cut {
     }
 }
 
-/// `N` bytes at `at`.
+/// The `N` bytes at offset `at`.
 fn bytes<const N: usize>(frame: &[u8], at: usize) -> Result<&[u8; N], SegmentError> {
     array(frame, at).map_err(|_| SegmentError::Lengths)
 }
@@ -182,14 +182,15 @@ fn put<const N: usize>(frame: &mut [u8], at: usize, bytes: [u8; N]) -> Result<()
     Ok(())
 }
 
-/// Adds the 16-bit words of `bytes`, in network order, to `sum`; an odd byte is the high one.
+/// Adds the 16-bit words of `bytes`, in network order, to `sum`; a last single byte is the high
+/// one.
 fn sum(sum: u64, bytes: &[u8]) -> u64 {
     let words = bytes.chunks_exact(2);
     let odd = words.remainder().first().map_or(0, |byte| u64::from(*byte) << 8);
     words.fold(sum + odd, |sum, word| sum + u64::from(u16::from_be_bytes([word[0], word[1]])))
 }
 
-/// The internet checksum (RFC 1071). Never 0, which says "none" in UDP.
+/// The internet checksum (RFC 1071). Never 0, which means "no checksum" in UDP.
 fn checksum(start: u64, bytes: &[u8]) -> u16 {
     let sum = sum(start, bytes);
     // At most 65,553 bytes: 33 bits hold the sum.
@@ -200,7 +201,7 @@ fn checksum(start: u64, bytes: &[u8]) -> u16 {
     }
 }
 
-/// A length or a number within a packet: none is longer than 65,535 bytes.
+/// The low 16 bits of a length or number in a packet, none of which exceeds 65,535.
 #[allow(clippy::cast_possible_truncation, reason = "a packet of IP has no more")]
 const fn low(n: usize) -> u16 {
     n as u16

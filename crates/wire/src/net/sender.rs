@@ -1,4 +1,4 @@
-//! `is_own`: whether a frame names no other sender than its own address.
+//! `is_own`: whether a frame names its port's own address as its only sender.
 
 use super::flow::{ETHERNET, IPV6, VLAN_TAG};
 use super::place::extension_size;
@@ -10,28 +10,30 @@ const TYPE_VLAN: u16 = 0x8100;
 const TYPE_ARP: u16 = 0x0806;
 const TYPE_RARP: u16 = 0x8035;
 const TYPE_IPV6: u16 = 0x86dd;
-/// A smaller number is the length of a frame of IEEE 802.3, which begins with two service access
-/// points (802.2).
+/// An EtherType is at least this. A smaller number is the length of an IEEE 802.3 frame, which
+/// begins with two service access points (802.2).
 const TYPE_MIN: u16 = 0x600;
-/// Those behind which a frame may be ARP: SNAP, which has an EtherType (RFC 1042), and ARP's own.
-/// The lowest bit is not part of the number: it tells groups and responses.
+/// Service access points of frames that may be ARP: SNAP, behind which an EtherType follows (RFC
+/// 1042), and ARP's own. The lowest bit is not part of the number: it marks groups and responses.
 const ACCESS_POINTS_OF_ARP: [u8; 2] = [0xaa, 0x98];
-/// Where ARP has its sender's address, from the start of its packet.
+/// Offset of the sender's address in an ARP packet.
 const ARP_SENDER: usize = 8;
 const ICMPV6: u8 = 58;
 const FRAGMENT: u8 = 44;
-/// Neighbour discovery (RFC 4861): the types of its messages, and where the options of each begin.
+/// Types of neighbour discovery messages (RFC 4861): the first and the last. `OPTIONS_AT`: the
+/// offset of the options in each.
 const ROUTER_SOLICITATION: u8 = 133;
 const REDIRECT: u8 = 137;
 const OPTIONS_AT: [usize; 5] = [8, 16, 24, 24, 40];
-/// The options that name the link-layer address of the sender, and of the target.
+/// Options with the link-layer address of the sender, and of the target.
 const SOURCE_LINK: u8 = 1;
 const TARGET_LINK: u8 = 2;
 const NEIGHBOUR_ADVERTISEMENT: u8 = 136;
-/// Bytes of a frame that [`is_own`] examines, at most.
+/// Most bytes of a frame that [`is_own`] examines.
 pub const LOOK_MAX: usize = PLACE_BYTES;
 
-/// True if the Ethernet header alone does not show who sent the frame.
+/// True if the packet behind the Ethernet header may name a sender too, so that [`is_own`] must
+/// look.
 #[must_use]
 pub fn needs_look(head: &[u8]) -> bool {
     let at = if is_tagged(head) { TAGGED } else { ETHERNET };
@@ -41,9 +43,9 @@ pub fn needs_look(head: &[u8]) -> bool {
     }
 }
 
-/// True if a frame, of which `head` has the first [`LOOK_MAX`] bytes, names no other sender than
-/// `mac`: in its Ethernet header, ARP and RARP, and the options of neighbour discovery. A message
-/// of neighbour discovery of which not all options lie in `head` is refused.
+/// True if a frame names no other sender than `mac`: in its Ethernet header, in ARP and RARP, and
+/// in the options of neighbour discovery. `head` has the first [`LOOK_MAX`] bytes of the frame.
+/// False also for a message of neighbour discovery whose options do not all lie in `head`.
 #[must_use]
 pub fn is_own(head: &[u8], mac: [u8; 6]) -> bool {
     if head.get(6..12) != Some(&mac) {
@@ -54,22 +56,22 @@ pub fn is_own(head: &[u8], mac: [u8; 6]) -> bool {
     match kind(head, at - 2) {
         Some(TYPE_ARP | TYPE_RARP) => packet.get(ARP_SENDER..ARP_SENDER + 6) == Some(&mac),
         Some(TYPE_IPV6) => discovers_as(packet, mac),
-        // A tag of another kind, or a second one, would hide the packet behind it from this check:
+        // A second tag, or one of another kind, would hide the packet behind it from this check.
         // Linux strips a service tag without a VLAN as it strips a priority tag.
         Some(kind) if TYPES_TAG.contains(&kind) => false,
-        // The form of 802.2 would hide ARP as well.
+        // A frame of IEEE 802.3 could hide ARP as well.
         Some(kind) => kind >= TYPE_MIN || !may_be_arp(packet),
         None => false,
     }
 }
 
-/// True if the payload of a frame of IEEE 802.3 may be ARP, or is too short to tell.
+/// True if the payload of an IEEE 802.3 frame may be ARP, or is too short to tell.
 fn may_be_arp(payload: &[u8]) -> bool {
     let Some(points) = payload.first_chunk::<2>() else { return true };
     points.iter().any(|point| ACCESS_POINTS_OF_ARP.contains(&(point & 0xfe)))
 }
 
-/// True if an IPv6 packet is no message of neighbour discovery, or one whose addresses are `mac`.
+/// True if an IPv6 packet is no message of neighbour discovery, or names only `mac` as an address.
 ///
 /// Neighbour discovery has no extension headers that a sender would need, and no fragments (RFC
 /// 6980). Receivers take it behind extension headers all the same, so such a message is refused,
@@ -91,7 +93,7 @@ fn discovers_as(packet: &[u8], mac: [u8; 6]) -> bool {
                 }
                 following = at + 8;
             }
-            // What an encrypted payload (50) holds is between its two ends.
+            // An encrypted payload (50) concerns only its two ends.
             kind => match extension_size(kind, packet.get(at + 1).copied()) {
                 Some(Some(size)) => following = at + size,
                 Some(None) => return false,
@@ -126,12 +128,12 @@ fn discovers_as(packet: &[u8], mac: [u8; 6]) -> bool {
     options.is_empty()
 }
 
-/// True if a frame with these first bytes has a VLAN tag, and all of it.
+/// True if the frame that begins with `head` has a VLAN tag and all of the tag lies in `head`.
 fn is_tagged(head: &[u8]) -> bool {
     kind(head, ETHERNET - 2) == Some(TYPE_VLAN) && head.len() >= ETHERNET + 2
 }
 
-/// The big-endian number in the two bytes at `at`.
+/// The big-endian number in the two bytes at offset `at`.
 fn kind(bytes: &[u8], at: usize) -> Option<u16> {
     let bytes = bytes.get(at..at + 2)?.try_into().ok()?;
     Some(u16::from_be_bytes(bytes))

@@ -6,23 +6,23 @@ use super::{
 };
 use zerocopy::{FromBytes, IntoBytes};
 
-/// Payload bit of kick, call and err: no file descriptor comes, poll instead.
+/// Payload bit of kick, call and err messages: there is no file descriptor; poll instead.
 const VRING_NOFD: u64 = 1 << 8;
 /// Payload bits of kick, call and err that hold the vring index.
 const VRING_INDEX_MASK: u64 = 0xff;
 
-/// A config space access.
+/// An access to the config space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ConfigAccess {
-    /// First byte.
+    /// Offset of the first byte in the config space.
     pub offset: u32,
-    /// Bytes.
+    /// Number of bytes.
     pub size: u32,
-    /// 0 = writable fields, 1 = live migration.
+    /// 0: a driver's write to writable fields; 1: live migration.
     pub flags: u32,
 }
 
-/// A request that is served, parsed: sizes, counts and sums are right.
+/// A request that is served, parsed: its sizes, counts and sums are checked.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "named as the rows of the table, fields as the specification's")]
 pub enum Request {
@@ -58,7 +58,7 @@ pub enum Request {
     SetBackendReqFd,
     GetConfig(ConfigAccess),
     SetConfig(ConfigAccess, Vec<u8>),
-    /// Also the size of its payload, which the reply has too.
+    /// The area, and the size of the payload in bytes; the reply has the same size.
     GetInflightFd(InflightArea, usize),
     SetInflightFd(InflightArea),
     ResetDevice,
@@ -181,8 +181,8 @@ impl Request {
     }
 }
 
-/// Count, padding, regions. The payload may be longer than the count says, as UML's is; a count
-/// larger than the payload is refused.
+/// Parses count, padding and regions. The payload may be longer than the count says, as UML's is. A
+/// count too large for the payload is refused.
 fn parse_table(name: &'static str, payload: &[u8]) -> Result<Vec<Region>, ParseError> {
     let size = payload.len();
     let (count, rest) =
@@ -230,17 +230,17 @@ fn parse_config(name: &'static str, payload: &[u8]) -> Result<(ConfigAccess, Vec
     Ok((ConfigAccess { offset, size, flags }, body.to_vec()))
 }
 
-/// A reply's payload, or a back-end request's.
+/// The payload of a reply, or of a back-end request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Reply {
-    /// A `u64`; also the acknowledgement, where 0 is success.
+    /// A `u64`; also an acknowledgement, where 0 means success.
     U64(u64),
     /// A vring state.
     VringState(VringState),
     /// A config space read: the access and its bytes. An access of size 0 says that the read
     /// failed.
     Config(ConfigAccess, Vec<u8>),
-    /// An in-flight region, in this many bytes.
+    /// An in-flight region, and the size of the payload in bytes.
     Inflight(InflightArea, usize),
 }
 

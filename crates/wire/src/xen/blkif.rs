@@ -1,10 +1,9 @@
 //! The Xen block interface: machine ABIs, the shared ring's layout, responses (Xen `io/blkif.h`).
 //!
-//! A front-end lays requests into a ring of shared pages, and the back-end lays its responses into
-//! the places of requests that it has taken. The compiler of the front-end has laid the fields
-//! out, so that a guest of 32 bits on x86 has other offsets than one of 64 ([`Abi`]). A request
-//! names pages of the guest by grant references. [`Request::parse`] checks all that can be checked
-//! without those pages.
+//! A front-end writes requests into a ring of shared pages. The back-end writes its responses over
+//! requests that it has taken. The layout is that of the front-end's compiler: a guest of 32 bits
+//! on x86 has other offsets than one of 64 ([`Abi`]). A request names pages of the guest by grant
+//! references. [`Request::parse`] checks all that can be checked without those pages.
 //!
 //! Every sector of this protocol has 512 bytes, whatever the disk's `sector-size` says. All fields
 //! are little-endian, as on every machine that Xen runs guests of these ABIs on.
@@ -17,7 +16,7 @@ pub use raw::RawRequest;
 pub use request::{Data, DataOp, Indirect, Kind, Limits, RefusedRequest, Request, RequestError};
 pub use segment::{BlkifSegmentError, SEGMENT_SIZE, SEGMENTS_PER_PAGE, Segment};
 
-/// Bytes of a page that a grant reference names, on every machine.
+/// Bytes of a page that a grant reference names, whatever the machine.
 pub const PAGE_SIZE: usize = 4096;
 /// Bytes of a sector, the unit of all sector numbers and ranges of requests.
 pub const SECTOR_SIZE: u64 = 512;
@@ -35,9 +34,9 @@ pub const INDIRECT_SEGMENTS_MAX: u16 = 4096;
 pub const OP_READ: u8 = 0;
 /// `operation`: write.
 pub const OP_WRITE: u8 = 1;
-/// `operation`: a write, ordered after all before it and before all after it.
+/// `operation`: a write barrier: after all earlier writes, before all later ones.
 pub const OP_WRITE_BARRIER: u8 = 2;
-/// `operation`: make the writes before it durable; write then, if there are segments.
+/// `operation`: make all earlier writes durable; then write, if there are segments.
 pub const OP_FLUSH_DISKCACHE: u8 = 3;
 /// `operation`: discard sectors.
 pub const OP_DISCARD: u8 = 5;
@@ -49,9 +48,9 @@ pub const DISCARD_SECURE: u8 = 1;
 
 /// `info` of the back-end's nodes: a CD-ROM.
 pub const VDISK_CDROM: u32 = 1;
-/// `info`: the medium can be removed.
+/// `info` of the back-end's nodes: the medium can be removed.
 pub const VDISK_REMOVABLE: u32 = 2;
-/// `info`: the disk is read-only.
+/// `info` of the back-end's nodes: the disk is read-only.
 pub const VDISK_READONLY: u32 = 4;
 
 /// Largest `ring-page-order` that is served: rings of up to 16 pages.
@@ -64,11 +63,11 @@ pub const REQ_EVENT: usize = 4;
 pub const RSP_PROD: usize = 8;
 /// Offset of `rsp_event`: the back notifies the front when `rsp_prod` reaches it.
 pub const RSP_EVENT: usize = 12;
-/// Offset of the first entry.
+/// Offset of the first entry of the ring.
 pub const RING_ENTRIES: usize = 64;
 
-/// Does a move of a producer's index from `old` to `new` reach `event`, the index that the peer
-/// wants to be told of?
+/// True if a move of a producer's index from `old` to `new` reaches `event`, the index at which the
+/// peer wants a notification.
 #[must_use]
 #[inline]
 pub const fn need_event(event: u32, new: u32, old: u32) -> bool {
@@ -81,11 +80,11 @@ pub const fn ring_bytes(order: u32) -> usize {
     PAGE_SIZE << order
 }
 
-/// The rules by which the front-end's compiler has laid out requests and responses.
+/// The layout rules of the front-end's compiler for requests and responses.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Abi {
-    /// That of this machine, which a front-end means that names none. Its layout is that of
-    /// [`Abi::X86_64`] on every machine of 64 bits.
+    /// The ABI of this machine, for a front-end that names no ABI. On every machine of 64 bits the
+    /// layout is that of [`Abi::X86_64`].
     #[default]
     Native,
     /// `x86_32-abi`: numbers of 64 bits are aligned to 4 bytes.
@@ -95,10 +94,10 @@ pub enum Abi {
 }
 
 impl Abi {
-    /// All of them.
+    /// Every ABI.
     pub const ALL: [Self; 3] = [Self::Native, Self::X86_32, Self::X86_64];
 
-    /// The ABI that the `protocol` node names. `None`: no guest of this machine has it.
+    /// The ABI that the `protocol` node names. `None`: no guest of this machine has that ABI.
     #[must_use]
     pub fn parse(name: &[u8]) -> Option<Self> {
         match name {
@@ -109,8 +108,7 @@ impl Abi {
         }
     }
 
-    /// The value that a front-end of this ABI writes into its `protocol` node; `None` if it writes
-    /// none.
+    /// The value of the `protocol` node of a front-end with this ABI; `None`: it has no such node.
     #[must_use]
     pub const fn name(self) -> Option<&'static str> {
         match self {
@@ -120,7 +118,7 @@ impl Abi {
         }
     }
 
-    /// Where the fields lie.
+    /// The offsets of the fields in this ABI.
     #[must_use]
     #[inline]
     pub const fn layout(self) -> &'static Layout {
@@ -141,7 +139,7 @@ impl Abi {
     }
 }
 
-/// Offsets in bytes of the fields of an entry. `operation`, what follows it in the first four
+/// Byte offsets of the fields of a ring entry. `operation`, what follows it in the first four
 /// bytes, and the fields of a segment have the same offsets in every ABI.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Layout {
@@ -157,15 +155,15 @@ pub struct Layout {
     pub indirect_handle: usize,
     /// `indirect_grefs` of an indirect request.
     pub indirect_grefs: usize,
-    /// Bytes of a ring's entry: those of its largest request.
+    /// Bytes of a ring entry, which holds the largest request.
     pub entry_size: usize,
     /// Bytes of a response.
     pub response_size: usize,
 }
 
 impl Layout {
-    /// Bytes of the request whose first four bytes are `head`, as far as anybody looks at them. A
-    /// request of more segments than it can carry ends with its entry.
+    /// Bytes that are used of the request whose first four bytes are `head`. A request that claims
+    /// more segments than it can carry ends with its entry.
     #[must_use]
     #[inline]
     pub const fn request_size(&self, head: u32) -> usize {
@@ -201,9 +199,9 @@ const X86_64: Layout = Layout {
     response_size: 16,
 };
 
-/// Words of 32 bits of the largest entry.
+/// Number of 32-bit words of the largest entry.
 pub const ENTRY_WORDS: usize = X86_64.entry_size / 4;
-/// Words of a response that carry something: `id`, and `operation` with `status`.
+/// Number of words of a response that carry data: `id`, and `operation` with `status`.
 pub const RESPONSE_WORDS: usize = 3;
 
 /// Declares the structures of `io/blkif.h` for one alignment and compares them with a layout.
@@ -238,7 +236,7 @@ macro_rules! check_layout {
             assert!(size_of::<IndirectFields>() <= $layout.entry_size);
             assert!(offset_of!(ResponseFields, 1) == 8 && offset_of!(ResponseFields, 2) == 10);
             assert!(size_of::<ResponseFields>() == $layout.response_size);
-            // Entries and fields begin at words of 32 bits.
+            // Entries and fields begin at multiples of 4 bytes.
             assert!($layout.entry_size % 4 == 0 && $layout.entry_size <= 4 * ENTRY_WORDS);
         };
     };
@@ -259,12 +257,12 @@ pub enum BlkifStatus {
     Okay = 0,
     /// `BLKIF_RSP_ERROR`
     Error = -1,
-    /// `BLKIF_RSP_EOPNOTSUPP`: the front-end may do without this operation.
+    /// `BLKIF_RSP_EOPNOTSUPP`: the back-end does not serve this operation; the front-end may go on.
     Unsupported = -2,
 }
 
 impl BlkifStatus {
-    /// The status of this number. `None`: the specification has none.
+    /// The status with this number. `None`: the specification has no such status.
     #[must_use]
     pub const fn parse(number: i16) -> Option<Self> {
         match number {
@@ -281,15 +279,15 @@ impl BlkifStatus {
 pub struct Response {
     /// The id of the request.
     pub id: u64,
-    /// [`Request::echo`]: the operation of the request. Of an indirect request it is the inner
-    /// operation; with any other, a Linux front-end gives the disk up.
+    /// The operation of the request ([`Request::echo`]); for an indirect request the inner
+    /// operation. With any other value a Linux front-end stops using the disk.
     pub operation: u8,
     /// How the request ended.
     pub status: BlkifStatus,
 }
 
 impl Response {
-    /// The words of the response, which has the same layout in every ABI but for its padding.
+    /// The words of the response. Only its padding differs between ABIs.
     #[must_use]
     #[allow(clippy::cast_possible_truncation, reason = "the id is cut into its two words")]
     #[allow(clippy::cast_sign_loss, reason = "the status is carried as its bits")]

@@ -13,17 +13,17 @@ use super::blkif::{Abi, INDIRECT_SEGMENTS_MAX, Limits, RING_PAGE_ORDER_MAX, SECT
 use super::keys::{self, Key, KeyError, KeyFault, shown};
 use std::collections::BTreeMap;
 
-/// Most queues that one device can have, whatever it is offered.
+/// Most queues that this back-end serves for one device.
 pub const QUEUES_MAX: u32 = 256;
 
-/// The values of a folder, by their names in it. Those of a queue's folder have its name before
-/// them: `queue-0/ring-ref`.
+/// The values of the nodes in a folder, by name. Nodes in the folder of a queue have that folder in
+/// their name: `queue-0/ring-ref`.
 pub type Nodes = BTreeMap<String, Vec<u8>>;
 
 /// Nodes to be written: name and value.
 pub type Writes = Vec<(String, String)>;
 
-/// Reads a number of 32 bits; the limits of all rows that are read so lie in them.
+/// Reads a number of 32 bits. The row of `key` must have limits within 32 bits.
 fn number(nodes: &Nodes, key: Key) -> Result<u32, KeyError> {
     let value = wide(nodes, key)?;
     u32::try_from(value)
@@ -62,15 +62,15 @@ pub struct Assignment {
     pub frontend: String,
     /// Domain of the front-end.
     pub frontend_id: u16,
-    /// `mode`: may the front-end write?
+    /// `mode`: the front-end may write.
     pub writable: bool,
     /// `params`: the image to serve, as the tool stack names it.
     pub params: String,
-    /// 0: the device is to go for good.
+    /// False: the device is to be removed for good.
     pub online: bool,
     /// The medium can be removed.
     pub removable: bool,
-    /// May discards be offered?
+    /// The back-end may offer discards.
     pub discard_enable: bool,
 }
 
@@ -95,27 +95,27 @@ impl Assignment {
     }
 }
 
-/// Discards, as the back-end offers them.
+/// The properties of discards, as the back-end offers them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Discard {
     /// Offset in bytes of the first extent.
     pub alignment: u32,
     /// Bytes of an extent. `None`: those of a sector.
     pub granularity: Option<u32>,
-    /// Discards that erase are served.
+    /// The back-end serves discards that erase.
     pub secure: bool,
 }
 
 /// The features that a back-end offers to a front-end.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Offer {
-    /// Write barriers.
+    /// The back-end serves write barriers.
     pub barrier: bool,
-    /// Flushes.
+    /// The back-end serves flushes.
     pub flush: bool,
-    /// Discards.
+    /// The properties of discards; `None`: they are not served.
     pub discard: Option<Discard>,
-    /// It keeps grants mapped.
+    /// The back-end keeps grants mapped.
     pub persistent: bool,
     /// Most segments of an indirect request; 0: none are served.
     pub indirect_segments_max: u16,
@@ -126,7 +126,7 @@ pub struct Offer {
 }
 
 impl Offer {
-    /// The nodes of the offer. The size of rings is told under both of its names.
+    /// The nodes of the offer. The size of rings is written under both of its names.
     #[must_use]
     pub fn emit(&self) -> Writes {
         let mut nodes = vec![
@@ -138,7 +138,7 @@ impl Offer {
             write(keys::MAX_RING_PAGES, 1_u64 << self.ring_page_order_max.min(31)),
             write(keys::MULTI_QUEUE_MAX_QUEUES, self.queues_max.max(1)),
         ];
-        // A back-end that serves none does not have this node.
+        // A back-end that serves no indirect requests does not have this node.
         if self.indirect_segments_max > 0 {
             nodes.push(write(keys::FEATURE_MAX_INDIRECT_SEGMENTS, self.indirect_segments_max));
         }
@@ -152,8 +152,8 @@ impl Offer {
         nodes
     }
 
-    /// The borders that requests are checked against, of a front-end that was offered this and is
-    /// connected to `disk`.
+    /// What the requests are checked against if the front-end was offered this and is connected to
+    /// `disk`.
     #[must_use]
     pub fn limits(&self, disk: &DiskGeometry, writable: bool) -> Limits {
         let block = (u64::from(disk.sector_size) / SECTOR_SIZE).max(1);
@@ -169,7 +169,7 @@ impl Offer {
         }
     }
 
-    /// Parses the nodes of a back-end's folder. More than this crate knows to use is cut down.
+    /// Parses the nodes of a back-end's folder. Values above what this crate supports are lowered.
     ///
     /// # Errors
     /// [`KeyError`], which names the node.
@@ -205,20 +205,20 @@ impl Offer {
 pub struct Queue {
     /// Grant references of the ring's pages, in order.
     pub ring_refs: Vec<u32>,
-    /// The event channel.
+    /// The port of the queue's event channel.
     pub event_channel: u32,
 }
 
 /// The front-end's half of a connection: its ABI, and the ring and event channel of each queue.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Connection {
-    /// The ABI of its requests.
+    /// The ABI of the front-end's requests.
     pub abi: Abi,
     /// Size of each ring, in log2 of its pages.
     pub ring_page_order: u32,
-    /// It uses the same grants again and again.
+    /// The front-end uses the same grants again and again.
     pub persistent: bool,
-    /// Its queues, at least one.
+    /// The queues of the front-end, at least one.
     pub queues: Vec<Queue>,
 }
 
@@ -226,8 +226,8 @@ impl Connection {
     /// Parses the nodes of the front-end's folder, and of the folders of its queues.
     ///
     /// # Errors
-    /// [`KeyError`], which names the node: also where it asks for more than `offer` has, or names
-    /// a page or an event channel twice.
+    /// [`KeyError`], which names the node, also if the front-end asks for more than `offer` has, or
+    /// names a page or an event channel twice.
     pub fn parse(nodes: &Nodes, offer: &Offer) -> Result<Self, KeyError> {
         let ring_page_order = parse_order(nodes, offer)?;
         let count = number(nodes, keys::MULTI_QUEUE_NUM_QUEUES)?;
@@ -238,8 +238,8 @@ impl Connection {
         }
         let mut taken = Taken::default();
         let queues = (0..count).map(|index| {
-            // A front-end with one queue writes its nodes beside the others, as one does that
-            // knows of one queue only.
+            // A front-end with one queue writes the queue's nodes into its own folder, as a
+            // front-end that does not know several queues does.
             let folder = if count == 1 { String::new() } else { format!("queue-{index}/") };
             parse_queue(nodes, &folder, ring_page_order, &mut taken)
         });
@@ -248,7 +248,7 @@ impl Connection {
         Ok(Self { abi: parse_abi(nodes)?, ring_page_order, persistent, queues })
     }
 
-    /// The nodes of the connection. The size of rings is told under both of its names.
+    /// The nodes of the connection. The size of rings is written under both of its names.
     #[must_use]
     pub fn emit(&self) -> Writes {
         let mut nodes = vec![write_flag(keys::FRONT_PERSISTENT, self.persistent)];
@@ -275,7 +275,7 @@ impl Connection {
     }
 }
 
-/// The name of the node of a ring's page.
+/// The name of the node with the grant reference of page `page` of a ring.
 fn ring_ref(folder: &str, order: u32, page: usize) -> String {
     let name = keys::RING_REF.name;
     if order == 0 { format!("{folder}{name}") } else { format!("{folder}{name}{page}") }
@@ -287,7 +287,7 @@ fn parse_abi(nodes: &Nodes) -> Result<Abi, KeyError> {
     Abi::parse(value).ok_or_else(fault)
 }
 
-/// The size of the rings, which a front-end may give under either of its names, or both.
+/// Reads the size of the rings, which a front-end may write under either of its names, or both.
 fn parse_order(nodes: &Nodes, offer: &Offer) -> Result<u32, KeyError> {
     let order = number(nodes, keys::RING_PAGE_ORDER)?;
     let pages = number(nodes, keys::NUM_RING_PAGES)?;
@@ -313,7 +313,7 @@ fn parse_order(nodes: &Nodes, offer: &Offer) -> Result<u32, KeyError> {
     Err(fault.of(key.name))
 }
 
-/// The grant references and event channels of the queues that were parsed, with their names.
+/// The grant references and event channels of the queues parsed so far, with the nodes' names.
 #[derive(Default)]
 struct Taken {
     ring_refs: BTreeMap<u32, String>,
@@ -329,7 +329,7 @@ fn parse_queue(
     let mut ring_refs = Vec::with_capacity(1 << order);
     for page in 0..1_usize << order {
         let mut name = ring_ref(folder, order, page);
-        // A ring of one page may be named as the first of several.
+        // The only page of a ring may also be named like the first of several pages.
         let first = format!("{name}0");
         if order == 0 && !nodes.contains_key(&name) && nodes.contains_key(&first) {
             name = first;
@@ -342,7 +342,7 @@ fn parse_queue(
     Ok(Queue { ring_refs, event_channel })
 }
 
-/// A number that no other queue, and no other page, may have.
+/// Reads a number that no other queue and no other page may have.
 fn parse_own(
     nodes: &Nodes,
     key: Key,
@@ -353,7 +353,7 @@ fn parse_own(
         Ok(number) => number,
         Err(fault) => return Err(fault.of(name)),
     };
-    // The rows of both keys end at the largest number of 32 bits.
+    // The rows of both keys limit the number to 32 bits.
     let short = u32::try_from(number).unwrap_or(u32::MAX);
     match taken.insert(short, name.clone()) {
         None => Ok(short),
@@ -361,7 +361,8 @@ fn parse_own(
     }
 }
 
-/// A disk's size and block sizes, told when the back-end connects and again when the size changes.
+/// The size and block sizes of a disk. The back-end writes them when it connects, and when the size
+/// changes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DiskGeometry {
     /// Size in sectors of 512 bytes.

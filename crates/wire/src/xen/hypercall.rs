@@ -1,10 +1,10 @@
 //! The calls of the simulated Xen, in the place of a real Xen's hypercalls.
 //!
 //! The server of the simulated Xen listens on two sockets. One speaks xenstore's protocol
-//! ([`super::store`]); the other, whose name has [`SOCKET_SUFFIX`] behind it, these calls. A call
-//! and its answer are four words each, in the host's byte order; an answer may bring file
-//! descriptors. A connection that calls [`Hypercall::Create`] is that domain from then on, until
-//! the connection ends and the domain with it; everybody else is domain 0.
+//! ([`super::store`]). The other, at the same path with [`SOCKET_SUFFIX`] appended, serves these
+//! calls. A call and its answer are four words each, in the host's byte order; an answer may bring
+//! file descriptors. A connection that calls [`Hypercall::Create`] is that domain from then on; the
+//! domain ends with the connection. Every other connection is domain 0.
 
 /// The suffix by which the second socket's path differs from the first's.
 pub const SOCKET_SUFFIX: &str = ".hypercall";
@@ -17,41 +17,41 @@ pub enum Hypercall {
     /// Creates a domain and becomes it. Answered with its memory (a file that begins with the grant
     /// table) and its connection to xenstore.
     Create {
-        /// Its number, not 0.
+        /// The number of the domain, not 0.
         domain: u16,
-        /// Pages of its memory, those of the grant table included.
+        /// Number of pages of memory, including those of the grant table.
         pages: u32,
-        /// Entries of its grant table.
+        /// Number of entries of the grant table.
         entries: u32,
     },
-    /// Takes a seat from which pages of a domain are mapped. Answered with the entries of its grant
-    /// table, the seat, and its memory.
+    /// Takes a seat, from which pages of a domain are mapped. Answered with the number of entries
+    /// of the domain's grant table, the seat, and the domain's memory.
     Attach {
-        /// The domain.
+        /// The domain whose pages are to be mapped.
         domain: u16,
     },
-    /// Gives the seat back. All marks of the seat are cleared.
+    /// Gives back the caller's seat at a domain. All marks of the seat are cleared.
     Detach {
-        /// The domain.
+        /// The domain at which the caller has a seat.
         domain: u16,
     },
-    /// Makes a port that a domain may bind to. Answered with the port, and two eventfds: the one
-    /// that is signalled for us, and the one that signals the other end.
+    /// Makes a port that a domain may bind to. Answered with the port and two eventfds: the first
+    /// is signalled for the caller, the second signals the other end.
     AllocUnbound {
-        /// Who may bind.
+        /// The domain that may bind.
         remote: u16,
     },
     /// Makes a port that is joined with an unbound one of another domain. Answered like
     /// [`Hypercall::AllocUnbound`].
     Bind {
-        /// Whose port.
+        /// The domain that has made the port.
         remote: u16,
-        /// Which port.
+        /// The port of that domain.
         port: u32,
     },
     /// Closes a port of the caller. The other end may be bound again.
     Close {
-        /// The port.
+        /// The port to close.
         port: u32,
     },
 }
@@ -61,14 +61,14 @@ pub enum Hypercall {
 pub struct Outcome {
     /// 0, or why the call failed: an errno.
     pub errno: u32,
-    /// The first word: the port; the entries of a grant table.
+    /// The first word: a port, or the number of entries of a grant table.
     pub first: u32,
     /// The second word: the seat.
     pub second: u32,
 }
 
 impl Hypercall {
-    /// Parses a call. `None`: the number names no call, or an argument is out of its range.
+    /// Parses a call. `None`: the number names no call, or an argument is out of range.
     #[must_use]
     pub fn parse(bytes: &[u8; CALL_SIZE]) -> Option<Self> {
         let [number, a, b, c] = words(bytes);

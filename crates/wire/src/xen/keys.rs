@@ -37,9 +37,9 @@ pub enum Form {
     Flag,
     /// A decimal number.
     Number {
-        /// The smallest.
+        /// The smallest permitted number.
         min: u64,
-        /// The largest.
+        /// The largest permitted number.
         max: u64,
         /// Only powers of two.
         power_of_two: bool,
@@ -55,11 +55,11 @@ pub enum Form {
 pub struct Key {
     /// The name in its folder.
     pub name: &'static str,
-    /// Where it lies.
+    /// The folder in which the node lies.
     pub folder: Folder,
-    /// Who writes it.
+    /// Who writes the node.
     pub writer: Writer,
-    /// The form of its value.
+    /// The form of the node's value.
     pub form: Form,
     /// The value of a node that does not exist. `None`: the node must exist, or its record has a
     /// rule of its own for that case.
@@ -101,13 +101,13 @@ keys! {
     FRONTEND = "frontend", Back by Toolstack, Form::Text, None;
     /// Domain of the front-end.
     FRONTEND_ID = "frontend-id", Back by Toolstack, number_from(0, 0x7fef), None;
-    /// 0: the device is to go, and does not come back.
+    /// 0: the device is to be removed for good.
     ONLINE = "online", Back by Toolstack, Form::Flag, Some("1");
-    /// May the front-end write? `!` permits it although others do: both are writable.
+    /// Whether the front-end may write: `w`; `w!`: although other domains may write too.
     MODE = "mode", Back by Toolstack, Form::Word(&["r", "w", "w!"]), Some("w");
     /// The image to serve: free text, most often a file's name.
     PARAMS = "params", Back by Toolstack, Form::Text, Some("");
-    /// Numbers of the block device that is served, in hexadecimal, as `major:minor`.
+    /// Device number of the served block device, in hexadecimal, as `major:minor`.
     PHYSICAL_DEVICE = "physical-device", Back by Toolstack, Form::Text, Some("");
     /// Path of the block device or file that is served.
     PHYSICAL_DEVICE_PATH = "physical-device-path", Back by Toolstack, Form::Text, Some("");
@@ -117,12 +117,12 @@ keys! {
     DEV = "dev", Back by Toolstack, Form::Text, Some("");
     /// The medium can be removed.
     REMOVABLE = "removable", Back by Toolstack, Form::Flag, Some("0");
-    /// Pages of guests may be given to devices of the host.
+    /// The pages of guests may be used for I/O of host devices directly.
     DIRECT_IO_SAFE = "direct-io-safe", Back by Toolstack, Form::Flag, Some("0");
-    /// 0: discards are not to be offered.
+    /// 0: the back-end must not offer discards.
     DISCARD_ENABLE = "discard-enable", Back by Toolstack, Form::Flag, Some("1");
 
-    /// How far the back-end has come.
+    /// The state of the back-end ([`super::state`]).
     BACK_STATE = "state", Back by Back, number_from(0, 8), Some("0");
     /// Write barriers are served.
     FEATURE_BARRIER = "feature-barrier", Back by Back, Form::Flag, Some("0");
@@ -160,33 +160,34 @@ keys! {
     BACKEND = "backend", Front by Toolstack, Form::Text, None;
     /// Domain of the back-end.
     BACKEND_ID = "backend-id", Front by Toolstack, number_from(0, 0x7fef), Some("0");
-    /// The disk's number in the guest.
+    /// The number of the disk in the guest.
     VIRTUAL_DEVICE = "virtual-device", Front by Toolstack, number_from(0, U32), Some("0");
     /// The kind of disk that the guest shall see: `disk`, `cdrom`, `floppy`.
     DEVICE_TYPE = "device-type", Front by Toolstack, Form::Text, Some("disk");
-    /// 0: the front-end is to be on its guard against the back-end.
+    /// 0: the front-end must not trust the back-end.
     TRUSTED = "trusted", Front by Toolstack, Form::Flag, Some("1");
 
-    /// How far the front-end has come.
+    /// The state of the front-end ([`super::state`]).
     FRONT_STATE = "state", Front by Front, number_from(0, 8), Some("0");
-    /// The ABI of the requests; without it, that of this machine.
+    /// The ABI of the requests; without the node, the ABI of this machine.
     PROTOCOL = "protocol", Front by Front, Form::Text, None;
     /// Size of each ring, in log2 of its pages.
     RING_PAGE_ORDER = "ring-page-order", Front by Front,
         number_from(0, RING_PAGE_ORDER_MAX as u64), Some("0");
     /// Size of each ring in pages; an older name of `ring-page-order`.
     NUM_RING_PAGES = "num-ring-pages", Front by Front, power_from(1, RING_PAGES_MAX), Some("1");
-    /// Queues of the front-end.
+    /// Number of queues that the front-end uses.
     MULTI_QUEUE_NUM_QUEUES = "multi-queue-num-queues", Front by Front, number_from(1, U32),
         Some("1");
     /// The front-end uses the same grants again and again.
     FRONT_PERSISTENT = "feature-persistent", Front by Front, Form::Flag, Some("0");
-    /// The front-end counts in logical blocks. Not to be heeded.
+    /// The front-end counts sectors in logical blocks. Not supported: the node is ignored.
     FEATURE_LARGE_SECTOR_SIZE = "feature-large-sector-size", Front by Front, Form::Flag, Some("0");
 
     /// The event channel of a queue, for both directions.
     EVENT_CHANNEL = "event-channel", Queue by Front, number_from(1, U32), None;
-    /// Grant reference of the only page of a ring. Of several pages, the `n`th is `ring-ref<n>`.
+    /// Grant reference of the only page of a ring. A ring of several pages has a node `ring-ref<n>`
+    /// for page n.
     RING_REF = "ring-ref", Queue by Front, number_from(0, U32), None;
 }
 
@@ -194,9 +195,9 @@ keys! {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{key}: {fault}")]
 pub struct KeyError {
-    /// The node, as seen from the folder of its end: `queue-3/ring-ref1`.
+    /// The node, relative to the folder of its end: `queue-3/ring-ref1`.
     pub key: String,
-    /// The fault of its value.
+    /// What is wrong with the value.
     pub fault: KeyFault,
 }
 
@@ -228,7 +229,7 @@ pub enum KeyFault {
     NotAMultiple { value: u64, of: u64 },
 }
 
-/// A value for a message: its first characters, and no control characters.
+/// A value as a message shows it: its first characters, without control characters.
 pub(super) fn shown(value: &[u8]) -> String {
     const SHOWN_MAX: usize = 40;
     let cut = &value[..value.len().min(SHOWN_MAX)];
@@ -237,19 +238,19 @@ pub(super) fn shown(value: &[u8]) -> String {
 }
 
 impl KeyFault {
-    /// The error of the node `key`.
+    /// This fault as the error of the node `key`.
     pub(super) fn of(self, key: impl Into<String>) -> KeyError {
         KeyError { key: key.into(), fault: self }
     }
 }
 
 impl Key {
-    /// The value of the node, or its default.
+    /// The value of the node, or the default of the row.
     fn value<'a>(&self, value: Option<&'a [u8]>) -> Result<&'a [u8], KeyFault> {
         value.or(self.default.map(str::as_bytes)).ok_or(KeyFault::Missing)
     }
 
-    /// Reads a number, or the default's.
+    /// Reads a number; without a value, the default's.
     ///
     /// # Errors
     /// [`KeyFault::Missing`], [`KeyFault::NotANumber`], [`KeyFault::Range`],
@@ -261,7 +262,7 @@ impl Key {
         Ok(number)
     }
 
-    /// Is the number one that this key may have?
+    /// Fails unless the key may have this number.
     ///
     /// # Errors
     /// [`KeyFault::Range`], [`KeyFault::NotAPower`].
@@ -276,7 +277,7 @@ impl Key {
         Ok(())
     }
 
-    /// Reads a flag, or the default's.
+    /// Reads a flag; without a value, the default's.
     ///
     /// # Errors
     /// [`KeyFault::Missing`], [`KeyFault::NotAFlag`].
@@ -288,7 +289,7 @@ impl Key {
         }
     }
 
-    /// Reads text, or the default's; one of the words of a row that has words.
+    /// Reads text; without a value, the default's. In a row of words, the text must be one of them.
     ///
     /// # Errors
     /// [`KeyFault::Missing`], [`KeyFault::NotText`] if there are control characters or bytes that

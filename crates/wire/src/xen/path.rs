@@ -94,8 +94,8 @@ impl<'a> Path<'a> {
         }
     }
 
-    /// How many levels this node lies below `above`: 0 if they are the same. `None` if it does not
-    /// lie below it. A watch on `above` is told of a change of every node that lies below it.
+    /// How many levels this node lies below `above`; 0 if both are the same node. `None` if it does
+    /// not lie below. A watch on `above` reports changes of all nodes below it.
     #[must_use]
     pub fn depth_below(self, above: Path<'_>) -> Option<usize> {
         let rest = if above.0 == "/" && self.is_absolute() {

@@ -1,4 +1,4 @@
-//! `XenbusState`: how far one end of a device has come (Xen `io/xenbus.h`).
+//! `XenbusState`: the state of one end of a device's connection (Xen `io/xenbus.h`).
 
 use super::store::number;
 
@@ -24,21 +24,20 @@ macro_rules! states {
 }
 
 states! {
-    /// There is no such node, or nobody knows. It is not the same as `Closed`: the other end may
-    /// yet begin.
+    /// There is no `state` node. This is not the same as `Closed`: the end may still begin.
     #[default]
     Unknown = 0;
-    /// The end begins.
+    /// The end is starting.
     Initialising = 1;
-    /// It has written its offer, and waits for the other end or for the tool stack.
+    /// The end has written its offer, and waits for the other end or for the tool stack.
     InitWait = 2;
-    /// It has written the nodes that a connection needs.
+    /// The end has written the nodes that a connection needs.
     Initialised = 3;
     /// Requests may flow.
     Connected = 4;
-    /// It goes, because of an error or because the device is unplugged.
+    /// The end is closing, because of an error or because the device is unplugged.
     Closing = 5;
-    /// It has gone.
+    /// The end has closed.
     Closed = 6;
     /// The device is being changed.
     Reconfiguring = 7;
@@ -47,7 +46,7 @@ states! {
 }
 
 impl XenbusState {
-    /// Parses the value of a `state` node. `None`: no state of the specification.
+    /// Parses the value of a `state` node. `None`: the specification has no such state.
     #[must_use]
     pub fn parse(value: &[u8]) -> Option<Self> {
         let number: usize = number(value)?;

@@ -1,12 +1,12 @@
 //! xenstore messages: header, operations, error names, requests, replies and events.
 //!
 //! A message is a header of 16 bytes and a payload of at most 4096. The payload of a request is a
-//! row of strings, each ended by a nul byte; a value, which may hold any bytes, comes last and has
-//! no nul behind it. A reply has the operation, `req_id` and `tx_id` of its request, or the
-//! operation `ERROR` and the name of an error. A watch event is a message that nobody asked for.
+//! list of strings, each ended by a nul byte. A value may hold any bytes, so it comes last and has
+//! no nul behind it. A reply repeats the operation, `req_id` and `tx_id` of its request, or has the
+//! operation `ERROR` and the name of an error. A watch event is sent without a request.
 //!
-//! [`split`] cuts one message off a stream. Then a server takes [`Request::parse`] and answers
-//! with [`reply`], [`refuse`] or [`event`]; a client sends [`Request::emit`] and takes
+//! [`split`] takes one message off a stream. A server then calls [`Request::parse`], and answers
+//! with [`reply`], [`refuse`] or [`event`]. A client sends [`Request::emit`] and calls
 //! [`Answer::parse`]. All numbers of the header are in the host's byte order: both ends run on one
 //! machine.
 
@@ -24,7 +24,7 @@ pub const PAYLOAD_SIZE_MAX: usize = 4096;
 /// Defines the operations with their ids and their printable names, once.
 macro_rules! operations {
     ($($(#[$doc:meta])* $name:ident = $id:literal, $text:literal;)*) => {
-        /// The operation of a message: a request's own, which its reply repeats.
+        /// The operation of a message. A reply repeats the operation of its request.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
         #[repr(u32)]
         pub enum StoreOp { $($(#[$doc])* $name = $id),* }
@@ -33,7 +33,7 @@ macro_rules! operations {
             /// Every operation of the pinned specification.
             pub const ALL: &[Self] = &[$(Self::$name),*];
 
-            /// The operation with this id; `None` if the specification has none.
+            /// The operation with this id. `None`: the specification has no such operation.
             #[must_use]
             pub const fn from_id(id: u32) -> Option<Self> {
                 match id {
@@ -42,7 +42,7 @@ macro_rules! operations {
                 }
             }
 
-            /// The id, as the header carries it.
+            /// The number of the operation in a header.
             #[must_use]
             pub const fn id(self) -> u32 {
                 self as u32
@@ -58,13 +58,13 @@ macro_rules! operations {
 }
 
 operations! {
-    /// A command for the server itself.
+    /// Sends a command to the server itself.
     Control = 0, "CONTROL";
-    /// The names of a node's children.
+    /// Lists the names of a node's children.
     Directory = 1, "DIRECTORY";
-    /// A node's value.
+    /// Reads a node's value.
     Read = 2, "READ";
-    /// A node's permissions.
+    /// Reads a node's permissions.
     GetPerms = 3, "GET_PERMS";
     /// Sets a watch.
     Watch = 4, "WATCH";
@@ -76,11 +76,11 @@ operations! {
     TransactionEnd = 7, "TRANSACTION_END";
     /// Makes a domain known to the server.
     Introduce = 8, "INTRODUCE";
-    /// Lets a domain go.
+    /// Makes the server forget a domain.
     Release = 9, "RELEASE";
-    /// The path under which a domain's nodes lie.
+    /// Asks for the path under which a domain's nodes lie.
     GetDomainPath = 10, "GET_DOMAIN_PATH";
-    /// Writes a node's value; creates it and its parents.
+    /// Writes a node's value; creates the node and its parents if need be.
     Write = 11, "WRITE";
     /// Creates a node without a value.
     Mkdir = 12, "MKDIR";
@@ -92,21 +92,21 @@ operations! {
     WatchEvent = 15, "WATCH_EVENT";
     /// An error reply; only the server sends this.
     Error = 16, "ERROR";
-    /// Is a domain known to the server?
+    /// Asks whether a domain is known to the server.
     IsDomainIntroduced = 17, "IS_DOMAIN_INTRODUCED";
-    /// A domain runs again.
+    /// Reports that a domain runs again.
     Resume = 18, "RESUME";
-    /// A domain acts for another.
+    /// Lets a domain act for another one.
     SetTarget = 19, "SET_TARGET";
     /// Drops all watches and transactions of the sender.
     ResetWatches = 21, "RESET_WATCHES";
-    /// A part of a long list of children.
+    /// Reads a part of a long list of children.
     DirectoryPart = 22, "DIRECTORY_PART";
-    /// Features of the server, for a domain.
+    /// Reads the server's features for a domain.
     GetFeature = 23, "GET_FEATURE";
     /// Sets the features of the server for a domain.
     SetFeature = 24, "SET_FEATURE";
-    /// A quota.
+    /// Reads a quota.
     GetQuota = 25, "GET_QUOTA";
     /// Sets a quota.
     SetQuota = 26, "SET_QUOTA";
@@ -150,15 +150,15 @@ macro_rules! error_names {
 error_names! {
     /// The request is malformed.
     Einval = "EINVAL";
-    /// The sender may not do that.
+    /// The sender lacks the permission for this node.
     Eacces = "EACCES";
-    /// It exists already.
+    /// The object exists already.
     Eexist = "EEXIST";
-    /// It is a directory.
+    /// The node is a directory.
     Eisdir = "EISDIR";
     /// There is no such node, watch or transaction.
     Enoent = "ENOENT";
-    /// The server has no memory.
+    /// The server is out of memory.
     Enomem = "ENOMEM";
     /// A quota is used up.
     Enospc = "ENOSPC";
@@ -176,15 +176,15 @@ error_names! {
     Eagain = "EAGAIN";
     /// The domain is connected already.
     Eisconn = "EISCONN";
-    /// The answer or the value is too long.
+    /// The payload of the answer, or the value, is too long.
     E2big = "E2BIG";
     /// Not permitted.
     Eperm = "EPERM";
-    /// A quota is used up, as the OCaml server says it.
+    /// A quota is used up: the name that the OCaml server uses.
     Equota = "EQUOTA";
 }
 
-/// Why a message cannot be read or written. The connection cannot go on after it.
+/// Why a message cannot be read or written. The connection cannot be used any more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[allow(missing_docs, reason = "the Display text says what each field is")]
 pub enum StoreMessageError {
@@ -203,9 +203,9 @@ pub enum StoreMessageError {
 pub struct StoreHeader {
     /// The operation's id: [`StoreOp::from_id`] tells whether there is one.
     pub kind: u32,
-    /// The client's number of the request; its reply carries the same.
+    /// The number that the client gave to the request; the reply repeats it.
     pub req_id: u32,
-    /// The transaction; 0 outside of one.
+    /// The id of the transaction; 0 outside of a transaction.
     pub tx_id: u32,
     /// Bytes of payload that follow.
     pub size: u32,
@@ -256,7 +256,7 @@ impl Message<'_> {
     }
 }
 
-/// Cuts the first message off `stream`. `None`: it is not there as a whole yet.
+/// Takes the first message off `stream`. `None`: the message is not complete yet.
 ///
 /// # Errors
 /// [`StoreMessageError::TooLong`]: the stream cannot be read any further.
@@ -266,8 +266,7 @@ pub fn split(stream: &[u8]) -> Result<Option<Message<'_>>, StoreMessageError> {
     Ok(rest.get(..header.size as usize).map(|payload| Message { header, payload }))
 }
 
-/// The strings of a payload, each of which a nul byte ends. Bytes behind the last nul are no
-/// string: they are left out.
+/// The strings of a payload, each ended by a nul byte. Bytes behind the last nul are ignored.
 pub fn strings(payload: &[u8]) -> impl Iterator<Item = &[u8]> {
     let end = payload.iter().rposition(|byte| *byte == 0).map_or(0, |at| at + 1);
     payload[..end]
@@ -278,18 +277,18 @@ pub fn strings(payload: &[u8]) -> impl Iterator<Item = &[u8]> {
 /// The access of a domain to a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
-    /// `n`: nothing.
+    /// `n`: no access.
     None,
-    /// `r`: read.
+    /// `r`: may read.
     Read,
-    /// `w`: write.
+    /// `w`: may write.
     Write,
-    /// `b`: both.
+    /// `b`: may read and write.
     Both,
 }
 
-/// One entry of a node's permissions. The domain of the first one owns the node, and its access is
-/// that of every domain that no entry names.
+/// One entry of a node's permissions. The domain of the first entry owns the node. The access of
+/// the first entry holds for all domains that no entry names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Permission {
     /// The access of the domain.
@@ -335,16 +334,16 @@ pub(super) fn number<N: std::str::FromStr>(text: &[u8]) -> Option<N> {
 /// A message of the server: the answer to a request, or an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Answer<'a> {
-    /// The request was served; the payload depends on its operation: a value for `READ`, the
-    /// [`strings`] for `DIRECTORY`, [`Answer::OK`] where there is nothing to tell.
+    /// The request was served. The payload depends on the operation: a value for `READ`,
+    /// [`strings`] for `DIRECTORY`, [`Answer::OK`] if there is nothing to return.
     Done(StoreOp, &'a [u8]),
     /// The request was refused.
     Refused(ErrorName),
-    /// A watch saw a change; no request is answered.
+    /// A watch saw a change; this message answers no request.
     Event {
-        /// Where the change was.
+        /// The path or special event that changed.
         watched: Watched<'a>,
-        /// The token of the watch.
+        /// The token that the client gave to the watch.
         token: &'a [u8],
     },
 }
@@ -376,8 +375,8 @@ impl<'a> Answer<'a> {
     }
 }
 
-/// The id of a transaction, from the payload of a `TRANSACTION_START` reply. `None` also for 0,
-/// which stands for "outside of a transaction".
+/// The id of a new transaction, from the payload of a `TRANSACTION_START` reply. `None` also for 0,
+/// which means "outside of a transaction".
 #[must_use]
 pub fn transaction_id(payload: &[u8]) -> Option<u32> {
     strings(payload).next().and_then(number).filter(|id| *id != 0)
@@ -386,7 +385,7 @@ pub fn transaction_id(payload: &[u8]) -> Option<u32> {
 /// Appends the reply that `request` was served.
 ///
 /// # Errors
-/// [`StoreMessageError::TooLong`]: nothing was appended, and the request is to be refused with
+/// [`StoreMessageError::TooLong`]: nothing was appended; the caller must refuse the request with
 /// [`ErrorName::E2big`].
 pub fn reply(
     out: &mut Vec<u8>,

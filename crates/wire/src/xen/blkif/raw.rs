@@ -3,9 +3,9 @@
 
 use super::{Abi, ENTRY_WORDS, INDIRECT_PAGES_MAX, OP_DISCARD, OP_INDIRECT, SEGMENTS_MAX, Segment};
 
-/// A request as it lies in the ring, copied out. The words behind its
-/// [`size`](super::Layout::request_size) mean nothing: the copies are used again, and these words
-/// are an earlier request's.
+/// A copy of a request as it lies in the ring. The words behind its
+/// [`size`](super::Layout::request_size) mean nothing: the buffers of copies are reused, and these
+/// words belong to an earlier request.
 #[derive(Clone, Copy, Debug)]
 pub struct RawRequest {
     pub(super) abi: Abi,
@@ -21,41 +21,41 @@ impl PartialEq for RawRequest {
 impl Eq for RawRequest {}
 
 impl RawRequest {
-    /// The request that `words` are, in the layout of `abi`.
+    /// A request from its words, in the layout of `abi`.
     #[must_use]
     pub const fn new(abi: Abi, words: [u32; ENTRY_WORDS]) -> Self {
         Self { abi, words }
     }
 
-    /// The machine ABI by which the request is laid out.
+    /// The ABI whose layout the request has.
     #[must_use]
     #[inline]
     pub const fn abi(&self) -> Abi {
         self.abi
     }
 
-    /// The words that belong to the request.
+    /// The words of the request, without those behind its size.
     #[must_use]
     pub fn words(&self) -> &[u32] {
         &self.words[..self.abi.layout().request_size(self.words[0]).div_ceil(4)]
     }
 
-    /// All words of the largest request, to copy one of the same layout over this one.
+    /// All words of the buffer, for a copy of another request of the same layout.
     #[inline]
     pub fn words_mut(&mut self) -> &mut [u32; ENTRY_WORDS] {
         &mut self.words
     }
 
-    /// `id`.
+    /// The field `id`.
     #[must_use]
     pub fn id(&self) -> u64 {
         self.fields().id
     }
 
-    /// The fields that every request has, and the place where a read or write has its segments.
+    /// The fields of every request, and the words at which a read or write has its segments.
     #[inline]
     pub(super) fn fields(&self) -> RawFields<'_> {
-        // The numbers are those of the layouts: constants, so that no place in `words` is checked.
+        // The offsets are constants of a layout, so that no access to `words` needs a bounds check.
         const fn fields<const LAYOUT_32: bool>(words: &[u32; ENTRY_WORDS]) -> RawFields<'_> {
             let layout = if LAYOUT_32 { Abi::X86_32.layout() } else { Abi::X86_64.layout() };
             let (_, segments) = words.split_at(layout.segments / 4);
@@ -68,8 +68,8 @@ impl RawRequest {
         }
     }
 
-    /// A request of `segments`. More of them than the request can carry are left out, but its
-    /// count tells of all: that is how a hostile front-end lies.
+    /// A request with `segments`. Segments that do not fit are left out, but the request's count
+    /// includes them: so a hostile front-end can lie.
     #[must_use]
     #[allow(clippy::cast_possible_truncation, reason = "a count of 8 bits is what there is")]
     pub fn data(abi: Abi, operation: u8, id: u64, sector: u64, segments: &[Segment]) -> Self {
@@ -126,12 +126,12 @@ impl RawRequest {
     }
 }
 
-/// The fields of a request, wherever its layout has them.
+/// The fields of a request, read at the offsets of its layout.
 #[derive(Clone, Copy)]
 pub(super) struct RawFields<'a> {
     pub(super) id: u64,
     pub(super) sector: u64,
-    /// The words of the segments, and others if it has fewer than it could.
+    /// The words of all segments that fit; those behind the request's own segments mean nothing.
     pub(super) segments: &'a [[u32; 2]],
 }
 

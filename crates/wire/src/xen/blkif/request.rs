@@ -7,15 +7,15 @@ use super::{
     SEGMENTS_MAX, SEGMENTS_PER_PAGE, Segment,
 };
 
-/// The borders that requests are checked against: the features that the back-end has offered, and
-/// the disk's size and blocks. The size may change while the disk is connected.
+/// What requests are checked against: the features that the back-end has offered, and the size and
+/// block size of the disk. The size may change while the disk is connected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// Size of the disk in sectors of 512 bytes.
     pub sectors: u64,
-    /// log2 of the sectors of 512 bytes in one logical block of the disk (`sector-size`).
+    /// log2 of the number of 512-byte sectors in a logical block of the disk (`sector-size`).
     pub block_shift: u32,
-    /// `mode`: may the front-end write?
+    /// `mode`: the front-end may write.
     pub writable: bool,
     /// `feature-barrier`.
     pub barrier: bool,
@@ -54,9 +54,10 @@ pub enum RequestError {
 }
 
 impl RequestError {
-    /// True if no sound front-end sends such a request, whatever the disk is: the ring is then to
-    /// be stopped. The others are answered with [`RequestError::status`]; a sound front-end meets
-    /// them when the disk has become smaller, or when it tries what was not offered.
+    /// True if no correct front-end sends such a request, whatever the disk is: the ring must be
+    /// stopped. Otherwise the request is answered with [`RequestError::status`]. A correct
+    /// front-end causes these errors when the disk has become smaller, or when it tries a feature
+    /// that was not offered.
     #[must_use]
     pub const fn is_fault(&self) -> bool {
         match self {
@@ -72,7 +73,7 @@ impl RequestError {
         }
     }
 
-    /// The status of the response to a request that is refused for this reason.
+    /// The status of the response to a request with this error.
     #[must_use]
     pub const fn status(&self) -> BlkifStatus {
         match self {
@@ -82,25 +83,26 @@ impl RequestError {
     }
 }
 
-/// A request that is not served, with the fields that its response needs.
+/// A request that is refused, with the fields that its response needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("request: {error}")]
 pub struct RefusedRequest {
-    /// That of the request.
+    /// The id of the request.
     pub id: u64,
-    /// The operation of the response.
+    /// The operation that the response repeats.
     pub echo: u8,
-    /// Why.
+    /// Why the request is refused.
     pub error: RequestError,
 }
 
-/// A request, parsed: its counts, segments and sectors are right. Its segments stay where they are,
-/// in the copy of the request.
+/// A request, parsed: its counts, segments and sectors are checked. The segments stay in the copy
+/// of the request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Request<'a> {
-    /// The front-end's number of the request; its response has the same.
+    /// The id that the front-end gave to the request; the response repeats it.
     pub id: u64,
-    /// The operation of its response: its own, or the inner one of an indirect request.
+    /// The operation that the response repeats: the request's own, or an indirect request's inner
+    /// one.
     pub echo: u8,
     /// The operation and its data.
     pub kind: Kind<'a>,
@@ -113,23 +115,23 @@ pub enum Kind<'a> {
     Data(Data<'a>),
     /// Data moves to or from segments that lie in pages of their own.
     Indirect(Indirect),
-    /// All writes that were answered before become durable.
+    /// All writes that were answered before this request become durable.
     Flush,
-    /// A write barrier without data: all writes before it are done and durable when it is answered,
-    /// and none after it begins before that.
+    /// A write barrier without data. When it is answered, all earlier writes are done and durable,
+    /// and no later write has begun.
     Barrier,
-    /// Sectors are not needed any more.
+    /// The front-end does not need the sectors any more.
     Discard {
         /// First sector.
         sector: u64,
-        /// How many, at least one.
+        /// Number of sectors, at least one.
         count: u64,
-        /// All copies are to be erased.
+        /// True: all copies of the sectors must be erased.
         secure: bool,
     },
 }
 
-/// How the data of a request move, and in which order with other writes.
+/// The direction of a request's data, and its order with other writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DataOp {
     /// From the disk into the guest's pages.
@@ -149,12 +151,12 @@ pub struct Data<'a> {
     pub op: DataOp,
     /// First sector.
     pub sector: u64,
-    /// Two words of each segment, which are checked.
+    /// Two words for each segment, which are checked.
     segments: &'a [[u32; 2]],
 }
 
 impl<'a> Data<'a> {
-    /// How many segments there are, at least one.
+    /// Number of segments, at least one.
     #[must_use]
     #[inline]
     pub const fn segment_count(&self) -> usize {
@@ -168,7 +170,7 @@ impl<'a> Data<'a> {
     }
 }
 
-/// A read or write whose segments lie in pages of their own, which are yet to be read.
+/// A read or write whose segments lie in pages of their own, which were not read yet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Indirect {
     /// [`DataOp::Read`] or [`DataOp::Write`].
@@ -180,7 +182,7 @@ pub struct Indirect {
 }
 
 impl Indirect {
-    /// Segments in all pages, at least one.
+    /// Number of segments in all pages, at least one.
     #[must_use]
     pub const fn segment_count(&self) -> u16 {
         self.count
@@ -192,7 +194,7 @@ impl Indirect {
         &self.grefs[..usize::from(self.count).div_ceil(SEGMENTS_PER_PAGE)]
     }
 
-    /// Bytes of the page at `index` that hold segments; no other byte of it is to be read.
+    /// How many bytes of the page at `index` hold segments. No other byte of the page may be read.
     #[must_use]
     pub fn page_bytes(&self, index: usize) -> usize {
         let before = index * SEGMENTS_PER_PAGE;
@@ -200,8 +202,8 @@ impl Indirect {
         here * SEGMENT_SIZE
     }
 
-    /// Checks the segments that were read from the pages: their number is the request's, and their
-    /// sectors lie on the disk. Returns how many sectors they have.
+    /// Checks the segments that were read from the pages: their number must be the request's, and
+    /// their sectors must lie on the disk. Returns how many sectors they have in all.
     ///
     /// # Errors
     /// [`RequestError::IndirectCount`], [`RequestError::Range`], [`RequestError::Alignment`].
@@ -217,7 +219,7 @@ impl Indirect {
 }
 
 impl Limits {
-    /// Are all sectors on the disk?
+    /// Fails unless all `count` sectors from `sector` on lie on the disk.
     #[inline]
     fn check_range(&self, sector: u64, count: u64) -> Result<(), RequestError> {
         match sector.checked_add(count) {
@@ -226,7 +228,7 @@ impl Limits {
         }
     }
 
-    /// Are all sectors on the disk, and the sectors of these segments whole blocks of it?
+    /// Fails unless all sectors lie on the disk and are whole logical blocks.
     #[inline]
     fn check_data(
         &self,
@@ -246,7 +248,8 @@ impl Limits {
     ) -> Result<(), RequestError> {
         let block = 1_u64.checked_shl(self.block_shift).unwrap_or(u64::MAX);
         let whole = |n: u64| n.is_multiple_of(block);
-        // A segment of a block larger than a page cannot be a whole one: the sum is judged.
+        // A segment is at most one page. It cannot hold a block larger than that, so only the sum
+        // of the segments is checked then.
         let are_whole = block > 8 || segments.all(|segment| whole(segment.sectors().into()));
         if !whole(sector) || !whole(count) || !are_whole {
             return Err(RequestError::Alignment { sector, count, block });
@@ -259,8 +262,8 @@ impl<'a> Request<'a> {
     /// Parses a request and checks it against `limits`.
     ///
     /// # Errors
-    /// [`RefusedRequest`], which says how the request is to be answered, and whether the front-end
-    /// is at fault ([`RequestError::is_fault`]).
+    /// [`RefusedRequest`]: how to answer the request, and whether the front-end is at fault
+    /// ([`RequestError::is_fault`]).
     #[inline(always)]
     #[allow(clippy::inline_always, reason = "a look before must not make it a call for the turn")]
     pub fn parse(raw: &'a RawRequest, limits: &Limits) -> Result<Self, RefusedRequest> {
@@ -365,7 +368,7 @@ fn parse_indirect<'a>(
     }
     let layout = raw.abi.layout();
     let sector = raw.u64_at(layout.sector);
-    // Each segment has a sector at least.
+    // Each segment has at least one sector.
     limits.check_range(sector, count.into())?;
     let at = layout.indirect_grefs / 4;
     let mut grefs = [0; INDIRECT_PAGES_MAX];

@@ -2,9 +2,9 @@
 
 use super::{PAGE_SIZE, SECTOR_SIZE, SECTORS_PER_PAGE};
 
-/// Bytes of a segment, in every ABI.
+/// Bytes of a segment; the same in every ABI.
 pub const SEGMENT_SIZE: usize = 8;
-/// Segments of one indirect page.
+/// Most segments of one indirect page.
 pub const SEGMENTS_PER_PAGE: usize = PAGE_SIZE / SEGMENT_SIZE;
 
 /// A segment that lies outside of its page.
@@ -17,7 +17,7 @@ pub struct BlkifSegmentError {
     pub last: u8,
 }
 
-/// Sectors of one page: at least one, and none behind the page.
+/// A range of sectors in one page: at least one sector.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Segment {
     gref: u32,
@@ -54,7 +54,7 @@ impl Segment {
         Self::new(words[0], first, last)
     }
 
-    /// The segment of two words that [`Self::parse`] has found right.
+    /// The segment from two words that [`Self::parse`] has accepted before.
     #[inline]
     pub(super) const fn parsed(words: [u32; 2]) -> Self {
         let [first, last, ..] = words[1].to_le_bytes();
@@ -62,8 +62,8 @@ impl Segment {
         Self { gref: words[0], first, last }
     }
 
-    /// Parses the segments that `bytes`, copied out of an indirect page, hold. Bytes behind the
-    /// last whole segment are left out.
+    /// Parses the segments in `bytes`, which were copied out of an indirect page. Bytes behind the
+    /// last whole segment are ignored.
     ///
     /// # Errors
     /// As for [`Segment::new`], of the first segment that is wrong.
@@ -96,28 +96,28 @@ impl Segment {
         self.gref
     }
 
-    /// Sectors of this segment.
+    /// Number of sectors in this segment.
     #[must_use]
     #[inline]
     pub const fn sectors(self) -> u8 {
         self.last - self.first + 1
     }
 
-    /// Offset in bytes of its first sector in the page.
+    /// Byte offset in the page of the segment's first sector.
     #[must_use]
     #[inline]
     pub const fn offset(self) -> usize {
         self.first as usize * crate::host_size(SECTOR_SIZE)
     }
 
-    /// Bytes of this segment.
+    /// Number of bytes in this segment.
     #[must_use]
     #[inline]
     pub const fn len(self) -> usize {
         self.sectors() as usize * crate::host_size(SECTOR_SIZE)
     }
 
-    /// Never: a segment has at least one sector.
+    /// Always false: a segment has at least one sector.
     #[must_use]
     pub const fn is_empty(self) -> bool {
         false

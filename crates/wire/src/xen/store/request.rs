@@ -17,7 +17,7 @@ pub enum Request<'a> {
     },
     Read(Path<'a>),
     GetPerms(Path<'a>),
-    /// `depth`: how many levels below the node a change may lie; without it, any.
+    /// `depth`: how many levels below the node a change may lie; `None`: any number.
     Watch {
         watched: Watched<'a>,
         token: &'a [u8],
@@ -55,7 +55,7 @@ pub enum Request<'a> {
         target: u16,
     },
     ResetWatches,
-    /// An operation that a server may leave out: `CONTROL`, features and quotas.
+    /// An operation that a server need not support: `CONTROL`, features and quotas.
     Optional(StoreOp, &'a [u8]),
 }
 
@@ -63,8 +63,8 @@ impl<'a> Request<'a> {
     /// Parses a request.
     ///
     /// # Errors
-    /// The error of the refusal: [`ErrorName::Enosys`] for an operation that no client can ask for,
-    /// else [`ErrorName::Einval`].
+    /// The error to refuse the request with: [`ErrorName::Enosys`] for an operation that clients
+    /// cannot send, else [`ErrorName::Einval`].
     pub fn parse(message: &Message<'a>) -> Result<Self, ErrorName> {
         let op = StoreOp::from_id(message.header.kind).ok_or(ErrorName::Enosys)?;
         match op {
@@ -87,7 +87,8 @@ impl<'a> Request<'a> {
             StoreOp::GetPerms => Self::GetPerms(path()?),
             StoreOp::Watch => {
                 let [watched, token] = first(payload)?;
-                // An empty third string is the reserved field of a client that knows of no depth.
+                // An empty third string is the reserved field, from a client that does not know
+                // `depth`.
                 let depth = match strings(payload).nth(2) {
                     None | Some([]) => None,
                     Some(depth) => Some(number(depth)?),
@@ -138,7 +139,7 @@ impl<'a> Request<'a> {
         })
     }
 
-    /// The operation.
+    /// The operation of this request.
     #[must_use]
     pub const fn op(&self) -> StoreOp {
         match self {
@@ -165,8 +166,8 @@ impl<'a> Request<'a> {
         }
     }
 
-    /// Appends the request, which its reply will call `req_id`, inside the transaction `tx_id`, or
-    /// outside of any with 0.
+    /// Appends the request, with the number `req_id`, which the reply repeats. `tx_id` is the
+    /// transaction, or 0 for none.
     ///
     /// # Errors
     /// [`StoreMessageError::TooLong`], [`StoreMessageError::Nul`]: nothing was appended.
@@ -222,14 +223,14 @@ impl<'a> Request<'a> {
     }
 }
 
-/// The only string of a payload that has one. Where there were two, a nul byte is left between
-/// them, which neither a path nor a number can have.
+/// The string of a payload that has only one. With two strings, the result has a nul byte in it,
+/// which is refused in a path and in a number.
 fn only(payload: &[u8]) -> Option<&[u8]> {
     let (nul, string) = payload.split_last()?;
     (*nul == 0).then_some(string)
 }
 
-/// The first strings of a payload; more may follow.
+/// The first `N` strings of a payload; more may follow.
 fn first<const N: usize>(payload: &[u8]) -> Option<[&[u8]; N]> {
     let mut strings = strings(payload);
     let mut found = [&payload[..0]; N];
