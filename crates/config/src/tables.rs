@@ -10,7 +10,7 @@ mod text;
 pub use fault::{RawFault, RawNetFault};
 pub use limit::{RawLimit, RawLimitOption, RawScalar};
 pub use switch::RawSwitch;
-pub use text::{RawAccount, RawQueueLength, RawSize};
+pub use text::{RawAccount, RawQueueLength, RawReceivePairs, RawSize};
 
 use crate::key_class::{Class, Given, INT_MAX, Key, Numbers, all, some};
 use clap::Args;
@@ -390,6 +390,9 @@ device_table! {
         /// a BPF program; false: the tap driver does this, with about 20 % more time for each short
         /// packet; default true.
         steer: Option<bool> = Reconnect;
+        /// To how many of the guest's pairs the host delivers frames: "all" (default), "auto" (as
+        /// many as are worth it), or 1 to 127, the first ones; with `steer`.
+        receive_pairs: Option<RawReceivePairs> = Reconnect;
         /// Offer the guest the hash of each frame that it receives; each frame then takes more
         /// time; default false.
         hash_report: Option<bool> = Reconnect;

@@ -103,6 +103,20 @@ fn queue_lengths(out: &mut Text, state: &State) {
     let lengths =
         served.iter().filter_map(|d| Some((&d.view, d.view.side.as_net()?.port().queue_length()?)));
     let lengths: Vec<_> = lengths.collect();
+    let help = "Queue pairs to which the host delivers packets, and who has chosen them";
+    out.family("manyring_device_receive_pairs", Sort::Gauge, None, help);
+    let nets = served.iter().filter_map(|d| Some((&d.view, d.view.side.as_net()?)));
+    let nets = nets.filter(|(_, net)| net.port().interface().is_some());
+    let nets: Vec<_> = nets.map(|(view, net)| (view, net.receives())).collect();
+    for (view, receives) in &nets {
+        let labels = format_args!("device=\"{}\",source=\"{}\"", view.name(), receives.source);
+        out.line(labels, receives.pairs);
+    }
+    let help = "Times the number of pairs to which the host delivers was changed";
+    out.family("manyring_device_receive_pairs_changes", Sort::Counter, None, help);
+    for (view, receives) in &nets {
+        out.line(format_args!("device=\"{}\"", view.name()), receives.changes);
+    }
     let help = "Frames that may wait for the guest in the interface, and who has chosen them";
     out.family("manyring_device_txqueuelen_frames", Sort::Gauge, None, help);
     for (view, length) in &lengths {

@@ -8,7 +8,7 @@ use manyring_backend::net::QueueLengthInfo;
 use manyring_backend::net::switch::PortCounters;
 use manyring_config::plan::mac_text;
 use manyring_device::SideKind;
-use manyring_device::net::NetSide;
+use manyring_device::net::{NetSide, Receives};
 use manyring_engine::QueueStats;
 use manyring_serve::worker_view::Summary;
 use manyring_supervisor::model::{Controlled, Entry, Waiting};
@@ -108,6 +108,9 @@ pub enum Detail {
         /// of the host, or another process opened them.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         txqueuelen: Option<QueueLength>,
+        /// To how many of these pairs the host delivers frames. Absent: the port is no interface.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        receive_pairs: Option<ReceivingPairs>,
         /// The counters of the port of a switch, by the names of [`PortCounters`].
         #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
         switch: BTreeMap<String, u64>,
@@ -126,6 +129,24 @@ pub struct QueueLength {
     pub source: String,
     /// How often the length of the interface was changed.
     pub changes: u64,
+}
+
+/// To how many of a guest's pairs the host delivers frames.
+#[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize, ToSchema)]
+pub struct ReceivingPairs {
+    /// Pairs.
+    pub pairs: usize,
+    /// Who has chosen them: `all`, `auto`, `operator`; `rss`: the guest's hash needs all; `host`:
+    /// the host delivers to all by its own table.
+    pub source: String,
+    /// How often the number was changed.
+    pub changes: u64,
+}
+
+impl From<Receives> for ReceivingPairs {
+    fn from(Receives { pairs, source, changes }: Receives) -> Self {
+        Self { pairs, source: source.to_owned(), changes }
+    }
 }
 
 impl From<QueueLengthInfo> for QueueLength {
@@ -274,6 +295,7 @@ impl Detail {
             queue_pairs: net.queue_pairs(),
             attached_pairs: net.attached_pairs(),
             txqueuelen: port.queue_length().map(QueueLength::from),
+            receive_pairs: port.interface().map(|_| net.receives().into()),
             switch: port.counted().map(switch_counters).unwrap_or_default(),
         }
     }

@@ -176,8 +176,7 @@ pub trait Port: Send + Sync + std::fmt::Debug {
         if rss.is_some() { Err(Errno::OPNOTSUPP) } else { Ok(()) }
     }
 
-    /// Returns the table by which the host chooses the pair of each frame; `None`: it has its own
-    /// rules, and uses all pairs that are attached.
+    /// Returns the table by which the host chooses pairs; `None`: it has rules of its own.
     fn flows(&self) -> Option<&Flows> {
         None
     }

@@ -309,7 +309,6 @@ impl TapPort {
             let _ = sys::set_steering(self.queues[0].as_fd(), None);
             return;
         }
-        flows.set_length(self.queue_length.each());
         flows.set_queues(&state.order);
     }
 

@@ -5,7 +5,7 @@ use super::switch::SwitchPortPlan;
 use super::{DevicePlan, Place, PlanError, SocketPlan, Source, device_place, moderation, pins};
 use crate::limit_keys::Of;
 use crate::numbers;
-use crate::tables::{RawNet, RawQueueLength};
+use crate::tables::{RawNet, RawQueueLength, RawReceivePairs};
 use manyring_backend::net::tap::{QueueLength, check_name};
 use manyring_device::net::{MacAddress, NetOptions, Offload, ReceivePairs, Reclaim, parse_mac};
 use manyring_protocol::spec::{DeviceSpec, KindSpec, NetFaultSpec, NetSpec, PortSpec};
@@ -146,7 +146,7 @@ impl NetPlan {
             reclaim,
             offload,
             hash_report: raw.hash_report.unwrap_or(false),
-            receive_pairs: ReceivePairs::All,
+            receive_pairs: receive_pairs(&raw, &place)?,
         };
         let device = DevicePlan::new(name, place, raw.socket(), queue_workers, limit)?;
         let net = Self {
@@ -318,6 +318,7 @@ impl PortPlan {
         let is_queue = tap || tap_fds || macvtap;
         for (key, is_set, needs, is_there) in [
             ("steer", raw.steer.is_some(), taps, tap || tap_fds),
+            ("receive_pairs", is_chosen(raw), taps, tap || tap_fds),
             ("bridge", raw.bridge.is_some(), &queues, is_queue),
             ("up", raw.up.is_some(), &interfaces, is_queue || xdp),
             ("sndbuf", raw.sndbuf.is_some(), &queues, is_queue),
@@ -381,6 +382,35 @@ fn txqueuelen(
             place.error("txqueuelen", problem)
         }
     }
+}
+
+/// True if the pairs that receive are not all: only the table of a tap can restrict them.
+fn is_chosen(raw: &RawNet) -> bool {
+    raw.receive_pairs.as_ref().is_some_and(|RawReceivePairs(text)| text != "all")
+}
+
+/// The pairs to which the host delivers.
+fn receive_pairs(raw: &RawNet, place: &Place) -> Result<ReceivePairs, PlanError> {
+    let Some(RawReceivePairs(text)) = &raw.receive_pairs else { return Ok(ReceivePairs::All) };
+    let pairs = match (text.as_str(), text.parse()) {
+        ("all", _) => return Ok(ReceivePairs::All),
+        ("auto", _) => ReceivePairs::Auto,
+        (_, Ok(pairs @ 1..=127)) => ReceivePairs::Number(pairs),
+        _ => {
+            let problem = format!(
+                "{text:?} is neither \"all\" nor \"auto\", nor a whole number from 1 to 127"
+            );
+            return place.error("receive_pairs", problem);
+        }
+    };
+    if raw.steer == Some(false) {
+        let problem = format!(
+            "{text:?} needs {} = true: else the host chooses the queues",
+            place.key("steer")
+        );
+        return place.error("receive_pairs", problem);
+    }
+    Ok(pairs)
 }
 
 fn offload(raw: &RawNet, place: &Place) -> Result<Offload, PlanError> {

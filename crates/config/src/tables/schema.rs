@@ -1,6 +1,6 @@
 //! OpenAPI schemas of values that the configuration takes as a string or as a number.
 
-use super::{RawAccount, RawLimit, RawQueueLength, RawSize};
+use super::{RawAccount, RawLimit, RawQueueLength, RawReceivePairs, RawSize};
 use crate::limit_keys::limit_keys;
 use utoipa::openapi::schema::{AdditionalProperties, ObjectBuilder, Schema, SchemaType, Type};
 use utoipa::openapi::{OneOfBuilder, RefOr};
@@ -49,6 +49,20 @@ impl PartialSchema for RawQueueLength {
 }
 
 impl ToSchema for RawQueueLength {}
+
+impl PartialSchema for RawReceivePairs {
+    fn schema() -> RefOr<Schema> {
+        let text = ObjectBuilder::new().schema_type(Type::String);
+        let pairs = ObjectBuilder::new().schema_type(Type::Integer).minimum(Some(1usize));
+        OneOfBuilder::new()
+            .item(text.enum_values(Some(["all", "auto"])))
+            .item(pairs.maximum(Some(127usize)))
+            .description(Some("\"all\", \"auto\", or a number of pairs"))
+            .into()
+    }
+}
+
+impl ToSchema for RawReceivePairs {}
 
 impl PartialSchema for RawLimit {
     fn schema() -> RefOr<Schema> {

@@ -52,6 +52,26 @@ impl<'de> Deserialize<'de> for RawQueueLength {
     }
 }
 
+/// The pairs to which the host delivers (`receive_pairs`): a word, or a number of pairs.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(transparent)]
+pub struct RawReceivePairs(pub String);
+
+impl FromStr for RawReceivePairs {
+    type Err = Infallible;
+
+    fn from_str(text: &str) -> Result<Self, Infallible> {
+        Ok(Self(text.to_owned()))
+    }
+}
+
+impl<'de> Deserialize<'de> for RawReceivePairs {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let wanted = TextOrNumber("\"all\", \"auto\", or a whole number from 1 to 127");
+        deserializer.deserialize_any(wanted).map(Self)
+    }
+}
+
 impl<'de> Deserialize<'de> for RawAccount {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         deserializer.deserialize_any(TextOrNumber("a name or a number")).map(Self)

@@ -46,7 +46,7 @@ pub use manyring_wire::net::rss::RssConfig;
 pub use manyring_wire::net::{MacAddress, Offloads, is_mtu, parse_mac};
 pub use moves::{Gate, Receiving};
 pub use owned::{Guest, Outside, OwnedPort};
-pub use receive::ReceivePairs;
+pub use receive::{ReceivePairs, Receives};
 pub use side::NetSide;
 
 use crate::live::Live;
@@ -310,6 +310,12 @@ impl NetSide for NetDevice {
 
     fn attached_pairs(&self) -> usize {
         self.0.state().port.attached_pairs()
+    }
+
+    fn receives(&self) -> Receives {
+        let used = self.attached_pairs();
+        let is_hashed = self.0.state().port.host_rss.is_some();
+        receive::shown(&*self.0.host.port, self.0.options.receive_pairs, used, is_hashed)
     }
 
     fn is_control_queue(&self, index: usize) -> bool {

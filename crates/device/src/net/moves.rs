@@ -96,7 +96,8 @@ impl Receiving {
         if membarrier(MembarrierCommand::Global).is_err() {
             std::thread::sleep(GRACE);
         }
-        let length = Some(flows.length()).filter(|length| *length > 0);
+        let [length, _] = flows.length_and_changes();
+        let length = Some(length).filter(|length| *length > 0);
         self.set(&self.given(), length.unwrap_or(LENGTH_UNKNOWN).min(HELD - 1));
     }
 

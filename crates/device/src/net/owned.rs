@@ -10,7 +10,7 @@ use super::lending::in_turn;
 use super::pace::ChangePace;
 use super::port::{HasPort, HostPort, PortState};
 use super::presence::Presence;
-use super::{NetDevice, NetOptions, NetSide};
+use super::{NetDevice, NetOptions, NetSide, ReceivePairs, Receives, receive};
 use crate::PendingResult;
 use manyring_backend::net::Port;
 use manyring_backend::net::tap::lent::Lent;
@@ -67,6 +67,7 @@ struct State {
 pub struct OwnedPort {
     name: String,
     mac: MacAddress,
+    receive_pairs: ReceivePairs,
     host: HostPort,
     state: Mutex<State>,
 }
@@ -75,7 +76,7 @@ impl OwnedPort {
     /// Makes the port of the device that `options` describe.
     #[must_use]
     pub fn new(options: NetOptions, port: Arc<dyn Port>) -> Self {
-        let NetOptions { name, queue_pairs, mac, mtu, .. } = options;
+        let NetOptions { name, queue_pairs, mac, mtu, receive_pairs, .. } = options;
         let state = State {
             port: PortState::new(queue_pairs, mtu),
             pairs: vec![false; queue_pairs],
@@ -83,7 +84,8 @@ impl OwnedPort {
             control: None,
             announcements: 0,
         };
-        Self { name, mac, host: HostPort::new(port, queue_pairs), state: Mutex::new(state) }
+        let (host, state) = (HostPort::new(port, queue_pairs), Mutex::new(state));
+        Self { name, mac, receive_pairs, host, state }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -253,6 +255,11 @@ impl NetSide for OwnedPort {
         let state = self.state();
         let elsewhere = state.guest.pairs.map(|pairs| pairs.min(state.pairs.len()));
         elsewhere.unwrap_or_else(|| state.port.attached_pairs())
+    }
+
+    fn receives(&self) -> Receives {
+        let (used, is_hashed) = (self.attached_pairs(), self.state().port.host_rss.is_some());
+        receive::shown(&*self.host.port, self.receive_pairs, used, is_hashed)
     }
 
     fn is_control_queue(&self, index: usize) -> bool {

@@ -38,6 +38,33 @@ impl ReceivePairs {
     }
 }
 
+/// The pairs to which the host delivers, as they are shown.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Receives {
+    /// Their number.
+    pub pairs: usize,
+    /// Who has chosen it: `all`, `auto`, `operator`; `rss`: the guest, for its hash needs all;
+    /// `host`: the host delivers to all by its own table.
+    pub source: &'static str,
+    /// How often the number was changed.
+    pub changes: u64,
+}
+
+/// Returns what is shown of a port of which the host uses `used` pairs.
+pub(super) fn shown(port: &dyn Port, wanted: ReceivePairs, used: usize, rss: bool) -> Receives {
+    let flows = port.flows();
+    let limit = flows.and_then(Flows::receiving).unwrap_or(used);
+    let source = match wanted {
+        ReceivePairs::All => "all",
+        _ if flows.is_none() => "host",
+        _ if rss => "rss",
+        ReceivePairs::Auto => "auto",
+        ReceivePairs::Number(_) => "operator",
+    };
+    let [_, changes] = flows.map_or([0; 2], Flows::length_and_changes);
+    Receives { pairs: limit.min(used), source, changes: changes.into() }
+}
+
 /// The time until the next sample, while little is to be done.
 const QUIET: Duration = Duration::from_secs(1);
 /// Below this share of a worker, in thousandths, little is to be done.

@@ -1,6 +1,7 @@
 //! `NetSide`: the interface of a network device for the host's events and the operator, whether its
 //! queues run in this process or in another one.
 
+use super::Receives;
 use crate::PendingResult;
 use manyring_backend::net::Port;
 use manyring_wire::net::MacAddress;
@@ -25,6 +26,9 @@ pub trait NetSide: Debug + Send + Sync {
     /// Returns the number of queue pairs that the host may use now. Does not wait for a change that
     /// is under way.
     fn attached_pairs(&self) -> usize;
+
+    /// Returns to how many pairs the host delivers frames, of those that it may use.
+    fn receives(&self) -> Receives;
 
     /// True if virtqueue `index` is the control queue that the back-end serves, or was at its last
     /// start. Its index depends on the features (§5.1.2): with neither `VIRTIO_NET_F_MQ` nor

@@ -3,7 +3,7 @@
 use super::DaemonArgs;
 use clap::Args;
 use manyring_config::tables::{
-    RawConfig, RawLimit, RawLimitOption, RawNet, RawQueueLength, RawSocket,
+    RawConfig, RawLimit, RawLimitOption, RawNet, RawQueueLength, RawReceivePairs, RawSocket,
 };
 use std::path::PathBuf;
 
@@ -103,6 +103,10 @@ pub(crate) struct NetArgs {
     /// packet [default: true].
     #[arg(long, value_name = "BOOL", num_args = 0..=1, default_missing_value = "true")]
     pub(crate) steer: Option<bool>,
+    /// To how many of the guest's queue pairs the host delivers packets: all; auto: as many as are
+    /// worth it; a number: so many, the first ones [default: all].
+    #[arg(long, value_name = "PAIRS")]
+    pub(crate) receive_pairs: Option<RawReceivePairs>,
     /// Offer the guest the hash of each packet that it receives (VIRTIO_NET_F_HASH_REPORT). Each
     /// packet then takes more time [default: false].
     #[arg(long, value_name = "BOOL", num_args = 0..=1, default_missing_value = "true")]
@@ -143,6 +147,7 @@ impl From<NetArgs> for RawConfig {
             txqueuelen: args.txqueuelen,
             merge: args.merge,
             steer: args.steer,
+            receive_pairs: args.receive_pairs,
             hash_report: args.hash_report,
             pcap: args.pcap,
             limit: RawLimit::of_options(args.limit),

@@ -4,7 +4,7 @@ use super::table::{
     BATCH, Before, CALLS, CALLS_HELD, CALLS_SUPPRESSED, Column, DEVICE, FLIGHT, KICKS,
     KICKS_SUPPRESSED, Seen, WAIT_P50, WAIT_P99, WORKER, lines, number, rate, seen, text,
 };
-use manyring_control::snapshot::{Detail, DeviceInfo, QueueLength, as_float};
+use manyring_control::snapshot::{Detail, DeviceInfo, QueueLength, ReceivingPairs, as_float};
 
 const COLUMNS: [Column; 17] = [
     DEVICE,
@@ -40,6 +40,7 @@ pub(super) fn table(devices: &[&DeviceInfo], before: Before<'_>) -> String {
         out += &switched(device, former);
         if before.is_none() {
             out += &queue_length(device);
+            out += &receive_pairs(device);
         }
     }
     out
@@ -116,6 +117,19 @@ fn queue_length(device: &DeviceInfo) -> String {
     )
 }
 
+/// A line with the pairs to which the host delivers; empty if it delivers to all.
+fn receive_pairs(device: &DeviceInfo) -> String {
+    let Detail::Net { receive_pairs: Some(receives), .. } = &device.detail else {
+        return String::new();
+    };
+    let ReceivingPairs { pairs, source, changes } = receives;
+    if source == "all" {
+        return String::new();
+    }
+    let name = &device.name;
+    format!("{name} receive_pairs: delivered to {pairs} ({source}), changed {changes} times\n")
+}
+
 #[cfg(test)]
 mod tests {
     use super::super::table::{queue_of, words};
@@ -149,6 +163,7 @@ mod tests {
                 queue_pairs: 2,
                 attached_pairs: 1,
                 txqueuelen: None,
+                receive_pairs: None,
                 switch: BTreeMap::new(),
             },
             state: "serving".into(),
@@ -191,6 +206,10 @@ mod tests {
         let former = [device.clone()];
         let interval = table(&[&device], Some((&former[..], 1.0)));
         assert!(!interval.contains("txqueuelen"), "{interval}");
+        let Detail::Net { receive_pairs, .. } = &mut device.detail else { panic!("a network") };
+        *receive_pairs = Some(ReceivingPairs { pairs: 2, source: "auto".into(), changes: 3 });
+        let line = "lan receive_pairs: delivered to 2 (auto), changed 3 times";
+        assert_eq!(table(&[&device], None).lines().last(), Some(line));
     }
 
     #[test]

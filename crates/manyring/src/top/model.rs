@@ -277,12 +277,18 @@ fn what_it_is(device: &DeviceInfo) -> String {
             let access = if *read_only { ", read only" } else { "" };
             format!("{disk}, {}, sectors of {logical_block_size}{access}", size(as_float(*bytes)))
         }
-        Detail::Net { port, interface, mac, link, queue_pairs, txqueuelen, .. } => {
+        Detail::Net {
+            port, interface, mac, link, queue_pairs, txqueuelen, receive_pairs, ..
+        } => {
             let interface = interface.as_deref().unwrap_or("no interface");
             let length = txqueuelen.as_ref().map_or_else(String::new, |length| {
                 format!(", txqueuelen {} ({})", length.frames, length.source)
             });
-            format!("{port} {interface}, {mac}, link {link}, {queue_pairs} queue pairs{length}")
+            let receives = receive_pairs.as_ref().map_or_else(String::new, |receives| {
+                format!(", receives by {} ({})", receives.pairs, receives.source)
+            });
+            let pairs = format!("{queue_pairs} queue pairs{receives}{length}");
+            format!("{port} {interface}, {mac}, link {link}, {pairs}")
         }
         Detail::Waiting {} => "not served".to_owned(),
     };

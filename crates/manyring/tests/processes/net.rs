@@ -168,6 +168,50 @@ fn the_queues_in_use_share_one_length_and_a_daemon_without_the_right_says_that_t
     }
 }
 
+#[test]
+fn the_host_delivers_to_as_many_pairs_as_the_operator_says_through_a_device_process() {
+    in_own_space(|| {
+        for (pairs, source, uses_both) in
+            [("'all'", "all", true), ("1", "operator", false), ("'auto'", "auto", false)]
+        {
+            let key = format!("tap = 'lan0'\nreceive_pairs = {pairs}");
+            let config = CONFIG.replace("tap = 'lan0'", &key);
+            let daemon = Daemon::run(&config, &["lan", "other", "control"]);
+            let host = Host::on("lan0");
+            let mut driver = connect(&daemon, ControlOwner::FrontEnd);
+            let mut by = [0; 2];
+            // Flows that the guest has not sent: with two pairs, each gets some.
+            for flow in 0..64 {
+                host.send(2000 + flow, b"hello");
+                let got = wait_until(|| {
+                    let mut found = false;
+                    for (pair, count) in driver.pairs.iter_mut().zip(&mut by) {
+                        let mut frame = Vec::new();
+                        while pair.rx.recv(&mut frame).unwrap().is_some() {
+                            let is_ours = payload(&frame) == Some(b"hello");
+                            *count += u32::from(is_ours);
+                            found |= is_ours;
+                            frame.clear();
+                        }
+                        pair.rx.refill().unwrap();
+                    }
+                    found
+                });
+                assert!(got, "{pairs}: flow {flow}: {}", daemon.log());
+            }
+            assert_eq!(by.iter().sum::<u32>(), 64, "{pairs}: {by:?}");
+            assert_eq!(by[1] > 0, uses_both, "{pairs}: {by:?}");
+            let shown = device(&daemon)["receive_pairs"].clone();
+            assert_eq!(
+                (&shown["pairs"], &shown["source"]),
+                (&json!(1 + u8::from(uses_both)), &json!(source))
+            );
+            drop(driver);
+            assert!(daemon.terminate().success());
+        }
+    });
+}
+
 /// This takes ten looks, one a second.
 #[test]
 fn queues_that_lose_nothing_have_the_whole_length_each_in_time() {

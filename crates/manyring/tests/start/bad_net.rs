@@ -60,6 +60,15 @@ fn a_bad_configuration_names_its_key() {
         (format!("{base}null = true\nbridge = 'br0'\n"), vec!["a: bridge", "needs tap"]),
         (format!("{base}null = true\nup = true\n"), vec!["a: up", "needs tap"]),
         (format!("{base}null = true\nsndbuf = 4096\n"), vec!["a: sndbuf", "needs tap"]),
+        (
+            format!("{base}macvtap = 'm'\nreceive_pairs = 'auto'\n"),
+            vec!["a: receive_pairs", "needs tap"],
+        ),
+        (format!("{tap}receive_pairs = 0\n"), vec!["a: receive_pairs: \"0\" is neither \"all\""]),
+        (
+            format!("{tap}steer = false\nreceive_pairs = 'auto'\n"),
+            vec!["a: receive_pairs: \"auto\" needs", "steer"],
+        ),
         (format!("{base}null = true\ntxqueuelen = 9\n"), vec!["a: txqueuelen", "needs tap"]),
         (format!("{tap}txqueuelen = 0\n"), vec!["a: txqueuelen: \"0\" is neither \"auto\""]),
         (format!("{tap}txqueuelen = 1000001\n"), vec!["a: txqueuelen: \"1000001\""]),

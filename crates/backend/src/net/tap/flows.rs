@@ -8,10 +8,10 @@
 //! ```text
 //! 0 .. 256      for each pair its place among the queues that the host uses, plus one; 0: not used
 //! 256 .. 4352   4096 slots: the flow's tag (16 bits, never 0) | second (8) | pair (8)
-//! 4352 .. 4608  for flows without a slot, by eight bits of their number: the place, plus one;
-//!               0: the host takes the number modulo its queues
+//! 4352 .. 4608  for flows without a slot, by eight bits of their number: the place, plus one, or 0
 //! 4608          the pairs to which the host delivers, the first ones in its order; 0: to all
 //! 4609          the frames that each queue holds; 0: unknown
+//! 4610          how often word 4608 was changed
 //! ```
 //! 1. A flow may have the slot that its number names, or the slot beside it (`slot ^ 1`).
 //! 2. Each word is read and written whole, and words are not ordered against each other. If both
@@ -25,7 +25,7 @@
 //! The kernel chooses queues by its own table if it does not allow the program. It also does so
 //! once other processes attach queues to the tap: the places in this table are wrong then.
 
-use super::program::{SPREAD, SPREAD_AT, program};
+use super::program::{SPREAD_AT, program};
 use crate::net::steer::{PAIR_MASK, note_one};
 #[cfg(test)]
 use crate::net::steer::{slots_of, tag_of};
@@ -46,9 +46,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 /// Queue pairs that the table has places for.
 const PAIRS: usize = super::TAP_QUEUE_PAIRS_MAX;
 const _: () = assert!(PAIRS == PAIR_MASK as usize + 1, "a slot has eight bits for its pair");
-const RECEIVING_AT: usize = SPREAD_AT + SPREAD;
+const RECEIVING_AT: usize = SPREAD_AT + PAIRS;
 const LENGTH_AT: usize = RECEIVING_AT + 1;
-const WORDS: usize = LENGTH_AT + 1;
+const CHANGES_AT: usize = LENGTH_AT + 1;
 
 /// Returns which of `count` places, 1 or more, has the flows of `index`. With one place more, some
 /// flows move to that place, and all others stay.
@@ -80,7 +80,7 @@ impl Flows {
     /// `EPERM`: this process may not load programs (`CAP_BPF`). Any other: the kernel has no memory
     /// for the table, or does not know such programs.
     pub(super) fn new() -> Result<Self, Errno> {
-        let (words, map) = Words::new(WORDS)?;
+        let (words, map) = Words::new(CHANGES_AT + 1)?;
         // The standard library's own seed, which nobody outside can guess.
         let key = RandomState::new().build_hasher().finish();
         let program = Some(bpf::load(&program(map.as_raw_fd(), key))?);
@@ -93,7 +93,7 @@ impl Flows {
     /// # Errors
     /// `EINVAL`: the descriptor is no such table. Any other: the kernel cannot map it.
     pub(super) fn lent(map: OwnedFd, key: u64) -> Result<Self, Errno> {
-        let words = Words::of(&map, WORDS)?;
+        let words = Words::of(&map, CHANGES_AT + 1)?;
         Ok(Self { words, key, is_shared: AtomicBool::new(false), map, program: None })
     }
 
@@ -123,19 +123,20 @@ impl Flows {
         usize::try_from(word).ok().filter(|pairs| *pairs > 0)
     }
 
-    /// Has the host deliver to the first `pairs` of these, 1 or more; `None`: to all. `order`: the
-    /// pairs that it uses, in the order of its queues. With one pair more, flows move to that pair
-    /// only.
+    /// Has the host deliver to the first `pairs` of `order`, 1 or more (`None`: all): the pairs
+    /// that it uses, in the order of its queues. With one pair more, flows move to that pair only.
     pub fn deliver(&self, order: &[usize], pairs: Option<usize>) {
         let word = u32::try_from(pairs.unwrap_or(0)).unwrap_or(0);
-        self.words.as_slice()[RECEIVING_AT].store(word, Ordering::Relaxed);
+        let words = self.words.as_slice();
+        let is_new = words[RECEIVING_AT].swap(word, Ordering::Relaxed) != word;
+        words[CHANGES_AT].fetch_add(is_new.into(), Ordering::Relaxed);
         self.set_queues(order);
     }
 
-    /// Returns the frames that each queue holds; 0: unknown.
+    /// Returns the frames that each queue holds (0: unknown), and the number of changes so far.
     #[must_use]
-    pub fn length(&self) -> u32 {
-        self.words.as_slice()[LENGTH_AT].load(Ordering::Relaxed)
+    pub fn length_and_changes(&self) -> [u32; 2] {
+        [LENGTH_AT, CHANGES_AT].map(|at| self.words.as_slice()[at].load(Ordering::Relaxed))
     }
 
     pub(super) fn set_length(&self, frames: u32) {

@@ -5,9 +5,8 @@
 //! ```text
 //! no flow                                queue 0
 //! one of the flow's slots has its tag    the place of the slot's pair among the queues in use
-//! no such slot, or a pair out of use     the place for eight bits of the flow's number, if there
-//!                                        is one; else the number: the kernel takes it modulo the
-//!                                        queues
+//! no such slot, or a pair out of use     the place for eight bits of the flow's number; if there
+//!                                        is none, the number: taken modulo the queues
 //! ```
 //! The kernel runs the program under RCU, for every frame that it sends to the tap.
 
@@ -16,8 +15,7 @@ use crate::net::steer::{PAIR_MASK, SLOT_SHIFT, SLOTS, TAG_IN_SLOT, TAG_SHIFT};
 use crate::sys::bpf::{BPF_FUNC_SKB_LOAD_BYTES, Insn};
 use manyring_wire::net::flow;
 
-/// The places for flows without a slot, and the index of the first one among the words.
-pub(super) const SPREAD: usize = 256;
+/// The index of the first of 256 places for flows without a slot.
 pub(super) const SPREAD_AT: usize = PAIRS + SLOTS;
 
 // Classes, sizes and operations of instructions (RFC 9669).
@@ -368,9 +366,8 @@ fn choose(code: &mut Code, map: i32, key: u64) {
     let by_number = code.label();
     code.words(R1, map);
     code.with(MOV, R2, SOURCE);
-    code.with_number(SHR, R2, 48);
-    code.with_number(AND, R2, size(SPREAD - 1));
-    code.with_number(SHL, R2, 2);
+    code.with_number(SHR, R2, 48 - 2);
+    code.with_number(AND, R2, PAIR_MASK << 2);
     code.with(ADD, R1, R2);
     code.read(R0, R1, i16::try_from(SPREAD_AT * 4).unwrap_or(0), 0);
     code.jump_if(IF_EQUAL, R0, 0, by_number);

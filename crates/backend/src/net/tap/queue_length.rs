@@ -86,11 +86,6 @@ impl LengthState {
         self.former.store(former, Ordering::Relaxed);
     }
 
-    /// The frames that each queue holds; 0: unknown.
-    pub(super) fn each(&self) -> u32 {
-        self.each.load(Ordering::Relaxed)
-    }
-
     /// The frames that each of so many queues shall hold; `None`: the length stays as it is.
     fn share(&self, sharers: u32) -> Option<u32> {
         match self.wanted {
@@ -135,6 +130,8 @@ impl TapPort {
         let attached = state.attached.iter().filter(|is_attached| **is_attached).count();
         let sharers = u32::try_from(attached).unwrap_or(u32::MAX).max(1);
         self.queue_length.sharers.store(sharers, Ordering::Relaxed);
+        let each = self.queue_length.each.load(Ordering::Relaxed);
+        self.flows.iter().for_each(|flows| flows.set_length(each));
         let is_whole = self.queue_length.wanted == QueueLength::Auto && state.overflow.is_whole();
         self.queue_length
             .share(if is_whole { 1 } else { sharers })
@@ -151,9 +148,7 @@ impl TapPort {
         self.links.set(index, &Change { txqueuelen: Some(each), ..Change::default() })?;
         self.queue_length.is_told.store(false, Ordering::Relaxed);
         self.queue_length.each.store(each, Ordering::Relaxed);
-        if let Some(flows) = &self.flows {
-            flows.set_length(each);
-        }
+        self.flows.iter().for_each(|flows| flows.set_length(each));
         self.queue_length.changes.fetch_add(u64::from(is_new), Ordering::Relaxed);
         Ok(())
     }

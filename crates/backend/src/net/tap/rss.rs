@@ -72,10 +72,7 @@ impl TapPort {
             return if rss.is_some() { Err(Errno::OPNOTSUPP) } else { Ok(()) };
         };
         let next = rss.map(|rss| Hashed::new(rss, flows)).transpose()?;
-        if next.is_some() {
-            // The guest chooses among all pairs that it uses.
-            flows.deliver(&state.order, None);
-        }
+        next.iter().for_each(|_| flows.deliver(&state.order, None));
         let before = std::mem::replace(&mut state.hashed, next);
         if state.is_gone || (before.is_none() && rss.is_none()) {
             return Ok(());

@@ -70,7 +70,7 @@ const BLK: [Example; 21] = [
 const PORT: &str = "null = true";
 const TAP: &str = "tap = 't'";
 const SWITCH: &str = "switch = 's'\n[[switch]]\nname = 's'";
-const NET: [Example; 35] = [
+const NET: [Example; 36] = [
     (
         "name",
         Supervisor,
@@ -116,6 +116,7 @@ const NET: [Example; 35] = [
     ("txqueuelen", Supervisor, TAP, "tap = 't'\ntxqueuelen = 5"),
     ("merge", Spec, TAP, "tap = 't'\nmerge = false"),
     ("steer", Supervisor, TAP, "tap = 't'\nsteer = false"),
+    ("receive_pairs", Spec, TAP, "tap = 't'\nreceive_pairs = 2"),
     ("domain", Supervisor, PORT, "null = true\ndomain = 'd'"),
     ("pcap", Spec, PORT, "null = true\npcap = '/p'"),
     ("fault", Spec, PORT, "null = true\nfault = {}"),
