@@ -15,7 +15,7 @@ use std::sync::Arc;
 pub struct HostSide {
     /// The device's name in the configuration.
     pub name: String,
-    /// The disk or the port.
+    /// The disk or port behind the device.
     pub kind: SideKind,
     /// The counters of the queues.
     pub stats: Arc<DeviceStats>,
@@ -37,9 +37,9 @@ pub enum SideKind {
 pub struct DiskSide {
     /// True for a disk of a Xen guest.
     pub is_xen: bool,
-    /// Its geometry and size.
+    /// The disk of the host, with the geometry that the guest is told.
     pub host: Arc<HostDisk>,
-    /// Changes its size.
+    /// Changes the size of the disk.
     pub resizes: Arc<dyn Resize>,
 }
 

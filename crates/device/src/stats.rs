@@ -21,7 +21,7 @@ impl DeviceStats {
         Self { class, all: RwLock::new(all) }
     }
 
-    /// Counters of queue `index`.
+    /// Returns the counters of queue `index`; `None` if there are none yet.
     #[must_use]
     pub fn get(&self, index: usize) -> Option<Arc<QueueStats>> {
         self.all().get(index).cloned()

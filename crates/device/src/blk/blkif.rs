@@ -43,8 +43,8 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use tokio::sync::mpsc;
 
-/// Pages of a lot: grant references that are mapped and unmapped together. A request takes lots for
-/// those of its pages that do not stay mapped, one for each `LOT_PAGES` of them.
+/// The number of grant references in a lot: these are mapped and unmapped together. For its pages
+/// that do not stay mapped, a request takes one lot for each `LOT_PAGES` of them.
 const LOT_PAGES: usize = 32;
 
 /// The properties of a Xen block device, as the operator configures them.
@@ -67,8 +67,8 @@ pub struct XenBlkOptions {
     pub on_full: OnFull,
     /// True if discards are offered, where the disk supports them.
     pub discard: bool,
-    /// True if write barriers are offered. A front-end that uses them need not flush, but each of
-    /// its barriers waits for all requests before it.
+    /// True if write barriers are offered. A front-end that uses barriers need not flush, but each
+    /// barrier waits for all requests before it.
     pub barrier: bool,
     /// True if grants stay mapped for front-ends that use the same grants again.
     pub persistent: bool,

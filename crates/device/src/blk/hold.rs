@@ -29,7 +29,7 @@ pub(super) struct Hold(Mutex<Rings>);
 #[derive(Debug, Default)]
 struct Rings {
     count: usize,
-    /// True after waiting for the image's lock has failed and was logged.
+    /// True after a wait for the image's lock has failed and the failure was logged.
     is_missed: bool,
 }
 

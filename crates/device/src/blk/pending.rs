@@ -54,7 +54,7 @@ pub(super) struct InFlight<R> {
 
 #[derive(Debug)]
 pub(super) struct PendingRequests<R> {
-    /// Each request has a number, in the order in which they were added.
+    /// The requests in flight. Each has a number, in the order in which they were added.
     requests: Table<(u32, InFlight<R>)>,
     /// The number of the last request that was added and not put back.
     last: u32,

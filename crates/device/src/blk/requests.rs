@@ -49,7 +49,7 @@ pub(super) struct QueueRequests<R> {
     faults: u64,
     /// While the queue stops: tokens of the requests to put back, the last one first.
     recalls: Vec<u32>,
-    /// True if the disk cannot give back the last request of `recalls`: wait for its completion.
+    /// True if the disk cannot give back the last request of `recalls`: its completion is awaited.
     is_awaited: bool,
 }
 
@@ -402,8 +402,8 @@ struct RequestTally {
     writes: u64,
     bytes_read: u64,
     bytes_written: u64,
-    /// A run of requests with the same kind and time of popping, and their number. If they end in
-    /// one turn, they took equally long, and are recorded together.
+    /// When the requests of the present run were popped. A run has requests of the same kind and
+    /// time of popping; if they end in one turn, they took equally long and are recorded together.
     popped_at_ns: u64,
     kind: Kind,
     serve_count: u64,

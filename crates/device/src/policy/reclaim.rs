@@ -29,8 +29,8 @@
 //!
 //! The policy gets the time as an argument, and reads no clock.
 
-/// A buffer is returned after this time at the latest. Of 12, 25, 40, 50, 100 and 200 us this was
-/// the best over several streams (docs/design/0007).
+/// The longest time for which a buffer is held, in nanoseconds. Of 12, 25, 40, 50, 100 and 200 us,
+/// 25 us was the best over several streams (docs/design/0007).
 pub(crate) const KEEP_NS_MAX: u64 = 25_000;
 /// A group is returned when it has this many frames or bytes.
 pub(crate) const GROUP_FRAMES_MAX: usize = 32;
@@ -41,9 +41,9 @@ const EPOCH_FRAMES: u64 = 128;
 const GLANCE_FRAMES: u64 = 32;
 /// Frames of this mean size or more gain nothing from being longer.
 const SMALL_BYTES: u64 = 1024;
-/// Frames that come more slowly than this on average have no others to be merged with.
+/// Frames whose average gap is longer than this many nanoseconds have no others to be merged with.
 const GAP_NS_MAX: u64 = 150_000;
-/// After a gap of this length, frames are not compared with those before it.
+/// After a gap of this many nanoseconds, frames are not compared with those before it.
 const PAUSE_NS: u64 = 1_000_000;
 /// Epochs between a trial that failed and the next one: at first, and at most.
 const WAIT_MIN: u32 = 8;
@@ -68,9 +68,9 @@ pub(crate) struct ReclaimPolicy {
     phase: ReclaimPhase,
     /// Mean bytes of a frame in the last epoch in which buffers were not held.
     size_without: u64,
-    /// Epochs that `phase` has lasted.
+    /// How many epochs `phase` has lasted so far.
     lasted: u32,
-    /// Epochs from one trial to the next.
+    /// The number of epochs between two trials.
     wait: u32,
     /// The present epoch: its beginning, its last burst, its frames and bytes.
     began_ns: u64,
@@ -143,7 +143,8 @@ impl ReclaimPolicy {
         self.begin_epoch(now_ns);
     }
 
-    /// True if the frames of this epoch are longer than frames without holding, by a `parts`-th.
+    /// True if the frames of this epoch are longer than frames without holding, by one part in
+    /// `parts` or more.
     fn has_grown(&self, parts: u64) -> bool {
         let without = self.frames * self.size_without;
         self.bytes >= without + without / parts

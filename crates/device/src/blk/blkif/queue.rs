@@ -65,11 +65,11 @@ pub(super) struct BlkifQueue {
     pub(super) planned: Vec<Planned>,
     /// The segments of this turn's requests.
     pub(super) segments: Vec<Segment>,
-    /// The data pages: page n belongs to segment n.
+    /// The data pages: page n of this list holds the data of segment n.
     pub(super) asks: GrantAsks,
     /// The pages with the segments of this turn's indirect requests.
     pub(super) lists: GrantAsks,
-    /// The slice of one of these pages, and a copy of its bytes.
+    /// The page of `lists` that is being read, and a copy of its bytes.
     pub(super) page: SliceList,
     pub(super) bytes: Box<[u8; PAGE_SIZE]>,
     pub(super) in_use: InUse,
@@ -152,7 +152,7 @@ impl BlkifQueue {
         was_held
     }
 
-    /// Allows popping requests that were put back, if their retry is due. Returns true if so.
+    /// Allows popping requests that were put back, if their retry is due. Returns true if it is.
     #[cold]
     fn retries(&mut self, now_ns: u64) -> bool {
         self.is_retry_due(now_ns) && self.release_held()
