@@ -51,16 +51,14 @@ pub(crate) fn thread_times(thread_id: i32) -> ThreadTimes {
     text.ok().and_then(|text| parse_schedstat(&text)).unwrap_or_default()
 }
 
-/// Parses "run time, run delay, time slices"; see `Documentation/scheduler/sched-stats` of the
-/// kernel.
+/// Parses "run time, run delay, time slices" (the kernel's `Documentation/scheduler/sched-stats`).
 fn parse_schedstat(text: &str) -> Option<ThreadTimes> {
     let mut numbers = text.split_whitespace().map(str::parse);
     let (ran, delayed) = (numbers.next()?, numbers.next()?);
     Some(ThreadTimes { ran_ns: ran.ok()?, delayed_ns: delayed.ok()? })
 }
 
-/// Returns the number of kernel threads that serve the io_uring of this process's thread
-/// `thread_id`.
+/// Returns the number of kernel threads for the io_uring of this process's thread `thread_id`.
 pub(crate) fn ring_threads(thread_id: i32) -> usize {
     let folder = std::fs::read_dir("/proc/self/task").into_iter().flatten().flatten();
     let thread = |entry: std::fs::DirEntry| {

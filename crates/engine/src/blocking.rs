@@ -139,8 +139,7 @@ impl AsideRow {
                 let next = || lock(&*calls.upgrade()?).pop_front();
                 while let Some(BlockingCall { device, call }) = next() {
                     let _at_work = AtWork::new(Post::new(Serves::Host(device)));
-                    // The caller that waits for the call's answer sees a panic by its closed
-                    // channel.
+                    // The caller that waits for the call's answer sees that its channel is closed.
                     let _ = catch_unwind(AssertUnwindSafe(call));
                 }
             }

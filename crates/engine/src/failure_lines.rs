@@ -7,8 +7,8 @@ use tokio::time::Instant;
 /// The least time between two lines about one kind of failure.
 const LINE_EACH: Duration = Duration::from_secs(10);
 
-/// Limits the log lines about an attempt that may fail several times in a second, as long as the
-/// host has no file descriptor for example: others could not find their lines in the log.
+/// Limits the log lines about an attempt that may fail several times a second, for example while
+/// the host has no file descriptor. Otherwise they would hide the other lines of the log.
 #[derive(Debug)]
 pub struct FailureLines {
     rate: Rate,

@@ -5,14 +5,12 @@ use crate::wait::{EventSource, Wait};
 use manyring_backend::sys::uring::Ring;
 use rustix::fd::BorrowedFd;
 
-/// The worker's io_uring, watches and time, lent for one call to the queue in one of the worker's
-/// slots.
+/// Lends one call of the queue in `slot` the worker's io_uring, watches and time.
 #[derive(Debug)]
 pub struct QueueIo<'a> {
     wait: &'a mut Wait,
     slot: u32,
-    /// The number of queues that had this slot before: tells the events of this queue from those of
-    /// the earlier ones.
+    /// The number of queues that had this slot before: tells this queue's events from theirs.
     generation: u32,
     now_ns: u64,
     is_alone: bool,
@@ -45,8 +43,7 @@ impl<'a> QueueIo<'a> {
         self.now_ns
     }
 
-    /// Reads the clock, and returns its nanoseconds. To be called once per burst, never once per
-    /// request.
+    /// Reads the clock in nanoseconds. To be called once per burst, never once per request.
     #[inline]
     pub fn read_clock_ns(&self) -> u64 {
         self.wait.now_ns()
@@ -94,8 +91,7 @@ impl<'a> QueueIo<'a> {
         self.wait.unwatch(fd, EventSource::Offload { slot, generation });
     }
 
-    /// Begins a watch that reports once, when a port is ready for output (if `output`) or else for
-    /// input.
+    /// Begins a watch that reports once, when a port is ready for `output`, or else for input.
     pub fn watch_port(&mut self, fd: BorrowedFd<'_>, output: bool) {
         let (slot, generation) = (self.slot, self.generation);
         self.wait.watch_once(fd, output, EventSource::Port { slot, generation });

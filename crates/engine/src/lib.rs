@@ -144,8 +144,7 @@ pub struct Activation<R = DeviceQueue> {
     pub queue: R,
     /// The guest addresses of the ring, to resolve them again in other memory.
     pub addresses: RingAddresses,
-    /// The doorbell by which the driver's available buffer notifications arrive; `None`: the ring
-    /// is polled.
+    /// The doorbell of the driver's available buffer notifications; `None`: the ring is polled.
     pub kick: Option<Kick>,
     /// The doorbell for used buffer notifications; `None`: the driver polls.
     pub call: Option<Arc<Call>>,

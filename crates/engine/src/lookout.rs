@@ -28,8 +28,7 @@ pub(crate) struct Lookout {
 }
 
 impl Lookout {
-    /// Makes a lookout that calls `look` at every `tick`, and sleeps after `quiet_ticks` without
-    /// work.
+    /// Makes a lookout that calls `look` at every `tick`, and sleeps after idle `quiet_ticks`.
     pub(crate) const fn new(
         name: &'static str,
         tick: Duration,

@@ -137,8 +137,7 @@ macro_rules! queue_stats {
                 all.into_iter().filter(|(of, _)| of.has(self.class)).map(|(_, n)| n).collect()
             }
 
-            /// The number of counters in [`Self::numbers`]: the first values, which are always
-            /// there.
+            /// The number of counters in [`Self::numbers`], of which they are the first values.
             pub const COUNTERS: usize = [$(stringify!($counter)),*].len();
 
             /// The maximum length of [`Self::numbers`].

@@ -16,36 +16,36 @@ use std::time::Duration;
 pub enum EventSource {
     /// The kick of the queue in `slot`, if the queue still watches the kick under this number.
     Kick {
-        /// The slot.
+        /// The queue's slot on its worker.
         slot: u32,
-        /// The number of the watch.
+        /// The number under which the kick is watched ([`Wait::next_kick_watch`]).
         watch: u32,
     },
     /// A disk request of the queue in `slot`.
     Disk {
-        /// The slot.
+        /// The queue's slot on its worker.
         slot: u32,
-        /// The token of the request.
+        /// The token of the request, by which the queue finds it.
         token: u32,
     },
     /// The port of the queue in `slot` is ready, if it is still of this generation.
     Port {
-        /// The slot.
+        /// The queue's slot on its worker.
         slot: u32,
-        /// The generation of the queue in the slot.
+        /// How many queues had the slot before.
         generation: u32,
     },
     /// The disk of the queue in `slot` has finished work outside the io_uring, if the queue is
     /// still of this generation.
     Offload {
-        /// The slot.
+        /// The queue's slot on its worker.
         slot: u32,
-        /// The generation of the queue in the slot.
+        /// How many queues had the slot before.
         generation: u32,
     },
     /// Commands wait in the worker's mailbox.
     Mailbox,
-    /// The end of a watch: nothing to do.
+    /// A watch has ended: the worker has nothing to do.
     Ended,
 }
 
@@ -125,11 +125,11 @@ pub struct Wait {
     kernel: Kernel,
     origin_ns: u64,
     events: Vec<RingEvent>,
-    /// The number of watches of kicks so far.
+    /// How many kicks were watched so far.
     kick_watches: u32,
 }
 
-/// The maximum of events of one epoll call.
+/// The maximum of events that one `epoll_wait` returns.
 const EPOLL_EVENTS: usize = 64;
 /// Rounds between two polls of a worker that does not sleep.
 const EPOLL_TURNS: u32 = 16;
@@ -152,8 +152,7 @@ fn clock_ns() -> u64 {
     nanoseconds(clock_gettime(ClockId::Monotonic))
 }
 
-/// Converts a time since the start of the machine or of a thread to nanoseconds: neither field is
-/// negative.
+/// Converts a time since the start of the host or of a thread to nanoseconds; it is not negative.
 #[inline]
 fn nanoseconds(time: Timespec) -> u64 {
     let seconds = time.tv_sec.cast_unsigned();
@@ -249,8 +248,7 @@ impl Wait {
         }
     }
 
-    /// Begins a watch that reports once, when `fd` is ready for input, or for output; at once if it
-    /// already is.
+    /// Begins a watch that reports once, at once if `fd` is ready for input, or for output.
     pub fn watch_once(&mut self, fd: BorrowedFd<'_>, output: bool, source: EventSource) {
         match &mut self.kernel {
             Kernel::Uring(ring) => ring.poll_once(fd, output, source.pack()),

@@ -28,11 +28,10 @@ use tokio::time::Instant;
 
 /// Interval of the checks. A blocked thread is logged after two to three ticks.
 const TICK: Duration = Duration::from_millis(25);
-/// The number of ticks without progress of a working thread, after which the watch reads the
-/// thread's state.
+/// After this many ticks without progress of a working thread, the watch reads its state.
 const STUCK_TICKS: u64 = 2;
-/// The same for a call whose duration depends on the host, which may wait for a busy disk: a
-/// second.
+/// The same number for a call whose duration depends on the host, which may wait for a busy disk:
+/// these ticks are one second.
 const STUCK_TICKS_HOST: u64 = 40;
 /// The number of ticks without any working thread after which the watch sleeps.
 const QUIET_TICKS: u32 = 8;
@@ -44,11 +43,11 @@ pub struct Held {
     pub thread: String,
     /// The device that the thread served then; empty if it served several at once.
     pub device: String,
-    /// The thread's state, as `/proc` shows it: `D` (no signal wakes it) or `S`.
+    /// The thread's state in `/proc`: `D` (sleeps, and no signal wakes it) or `S` (sleeps).
     pub state: char,
     /// The function of the kernel in which the thread waits, where the kernel shows that.
     pub waits_in: String,
-    /// How long ago the watch found the thread there.
+    /// The time since the watch found the thread blocked.
     pub since: Duration,
 }
 
@@ -106,8 +105,7 @@ pub(crate) struct Post {
     /// The number of the queue whose turn it is; 0: no queue.
     queue: AtomicU64,
     is_held: AtomicBool,
-    /// The beats at the last check, and for how many ticks they were the same. Only the watch
-    /// writes them.
+    /// The beats at the last check, and for how many ticks they have stayed. Only the watch writes.
     seen: AtomicU64,
     same_ticks: AtomicU64,
     held: Mutex<Option<(Held, Instant)>>,
@@ -230,8 +228,7 @@ impl Post {
                 let waits = "a host call is blocked; the device waits";
                 tracing::warn!(thread = name, device, state = %state, waits_in, "{waits}");
             }
-            // A janitor serves one device; if it is blocked for long, the device's session logs
-            // that itself.
+            // A janitor serves one device, whose session logs a long block of the janitor itself.
             Serves::Device(_) => {
                 tracing::info!(thread = name, device, state = %state, waits_in, "{waits}");
             }

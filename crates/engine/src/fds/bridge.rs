@@ -55,8 +55,7 @@ pub(crate) enum OddKind {
 
 #[derive(Debug)]
 enum BridgeDirection {
-    /// The front-end kicks. `is_over`: the other end is closed and the doorbell is empty, so no
-    /// kick can come any more.
+    /// The front-end kicks. `is_over`: the other end is closed, so no further kick can come.
     Kick { is_over: bool },
     /// The back-end calls: the thread writes these bytes for each call.
     Call(Vec<u8>),
@@ -67,8 +66,7 @@ enum BridgeDirection {
 struct OddBell<F> {
     id: u64,
     kind: OddKind,
-    /// An epoll set that reports writes to an eventfd. Dropped before `theirs`, to which the set
-    /// refers.
+    /// An epoll set that reports writes to `theirs`, an eventfd. The set must be dropped first.
     set: Option<OwnedFd>,
     theirs: F,
     ours: Arc<OwnedFd>,
@@ -188,8 +186,7 @@ impl<F: Sent> Bridge<F> {
         }
     }
 
-    /// Sleeps until a kick or call arrives, or until another thread writes to `wake`; for `most` at
-    /// most.
+    /// Sleeps until a kick or call arrives, another thread writes to `wake`, or `most` is over.
     pub(crate) fn wait(&self, wake: BorrowedFd<'_>, most: Option<Duration>) {
         let mut fds: Vec<_> = self.bells.iter().map(OddBell::watched).collect();
         fds.push(PollFd::from_borrowed_fd(wake, PollFlags::IN));
@@ -324,8 +321,7 @@ pub(crate) fn refuse_input(socket: &impl Sent) -> Result<(), Errno> {
     Err(Errno::NOBUFS)
 }
 
-/// The first release of Linux in which a sender to a unix socket does not collect the garbage of
-/// sockets in flight.
+/// From this release of Linux on, a sender to a unix socket does not collect sockets in flight.
 const SENDS_NEVER_WAIT: [u32; 2] = [6, 9];
 
 /// True if sending a message without file descriptors to a unix socket never waits; if the socket

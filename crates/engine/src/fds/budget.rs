@@ -58,7 +58,7 @@ impl Default for Surplus {
 }
 
 impl Surplus {
-    /// True if a device process or a session of the domain has it.
+    /// True if a device process or a session of the domain has a clone of this surplus.
     #[must_use]
     pub fn is_used(&self) -> bool {
         Arc::strong_count(&self.0) > 1
@@ -158,8 +158,7 @@ impl StandIns {
         Ok(Self { _permit: permit })
     }
 
-    /// Takes permits for `count` descriptors that this process already has and must keep: fewer, if
-    /// fewer are free.
+    /// Takes permits for `count` descriptors that this process must keep, or as many as are free.
     #[must_use]
     pub fn up_to(count: u32) -> Self {
         let mut count = count;
@@ -203,8 +202,7 @@ impl FdReservation {
         Some(Self { common: Some(common), ..Self::default() })
     }
 
-    /// Splits off the permit for one of the message's descriptors; `None` once all permits are
-    /// split off.
+    /// Splits off the permit for one of the message's descriptors; `None`: all are split off.
     pub(super) fn split(&mut self) -> Option<Permit> {
         if let Some(own) = self.own.as_mut().and_then(Share::split) {
             return Some((Some(own), None));

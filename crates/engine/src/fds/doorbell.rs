@@ -61,8 +61,8 @@ impl From<Errno> for DoorbellError {
 enum BellFile {
     /// An eventfd that this process has made.
     Own(OwnedFd),
-    /// An eventfd that a domain of the simulated Xen may have open too, and whether a write to it
-    /// has blocked.
+    /// An eventfd that a domain of the simulated Xen may share; true once a write to it has
+    /// blocked.
     Shared(OwnedFd, AtomicBool),
     /// The front-end's eventfd, or the unix socket that the front-end sent as a call.
     Foreign(Arc<Theirs>),
@@ -363,8 +363,7 @@ impl Call {
 struct Theirs {
     fd: ForeignFd,
     is_socket: bool,
-    /// True while a write to this doorbell is among the janitor's jobs: one write is enough for all
-    /// calls until then.
+    /// True while the janitor has the job to write to this doorbell: one job serves all calls.
     is_passed_on: AtomicBool,
 }
 
@@ -481,8 +480,7 @@ impl Channel {
         end.await.unwrap_or(Err(DoorbellError::NoThread)).map(Self)
     }
 
-    /// Sends the message, without waiting. If the channel is full, the front-end has such a message
-    /// to read already.
+    /// Sends the message without waiting. If the channel is full, it holds such a message already.
     pub fn send(&self) {
         let _ = rustix::io::write(&self.0.side.event, &1u64.to_ne_bytes());
     }

@@ -35,8 +35,7 @@ const STACK_SIZE: usize = 256 << 10;
 /// How long the thread waits for another job before it ends: the messages of a session that begins
 /// follow each other, and each may be a job.
 const LINGER: Duration = Duration::from_millis(20);
-/// The maximum of CPU time that is charged for a job: unmapping an honest guest's terabyte takes
-/// long.
+/// The most CPU time that a job is charged: unmapping an honest guest's terabyte takes long.
 const JOB_COST_MAX: Duration = Duration::from_millis(10);
 /// A close that takes longer than this is interrupted, and again after each further such period.
 const NUDGE: Duration = Duration::from_secs(1);
@@ -65,10 +64,11 @@ struct State {
     thread: Option<Interruptible>,
     /// True if the last attempt to start the thread has failed. Only the first failure is logged.
     is_stuck: bool,
-    /// Until then workers leave the eventfds of the device's front-ends to the janitor's thread.
+    /// Until this time the janitor's thread, and no worker, watches and writes the eventfds of the
+    /// device's front-ends. `None`: they have never cost a worker far too much CPU time.
     distrusts_until: Option<Instant>,
-    /// How often front-ends' eventfds have cost a worker far too much CPU time since they last did
-    /// not for [`DISTRUST`].
+    /// How often front-ends' eventfds have cost a worker far too much CPU time. The count begins
+    /// again after a time of [`DISTRUST`] without such a case.
     offences: u32,
 }
 
@@ -243,8 +243,7 @@ impl Janitor {
         self.at_most(0).await;
     }
 
-    /// Returns when at most `JOBS_MAX` jobs wait, so that the session may receive its next
-    /// message.
+    /// Returns once at most `JOBS_MAX` jobs wait: the session may receive its next message.
     pub async fn room(self: &Arc<Self>) {
         self.at_most(JOBS_MAX).await;
     }
@@ -269,8 +268,7 @@ impl Janitor {
     }
 }
 
-/// The number of writes to the eventfds of a session that are measured after the sentry has seen
-/// one under way.
+/// After the sentry has seen a write to an eventfd under way, this many writes are measured.
 const MEASURED: u32 = 16;
 /// States of [`Origin::writes`] above the number of writes that are to be measured.
 const BY_JANITOR: u32 = u32::MAX - 2;
@@ -341,7 +339,7 @@ impl Origin {
         self.blocked.notified().await;
     }
 
-    /// True if a write to an eventfd of the front-end has blocked, or has taken far too much CPU
+    /// True if a write to an eventfd of the front-end has blocked, or has cost far too much CPU
     /// time.
     #[must_use]
     pub fn is_blocked(&self) -> bool {

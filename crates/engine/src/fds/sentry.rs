@@ -28,8 +28,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
-/// Interval at which the sentry checks the writers. A write that blocks is interrupted after one to
-/// two ticks.
+/// Interval at which the sentry checks the writers. It interrupts a write after one to two ticks.
 const TICK: Duration = Duration::from_millis(5);
 /// The number of ticks without a write after which the sentry sleeps.
 const QUIET_TICKS: u32 = 20;

@@ -59,8 +59,7 @@ impl Cost {
         self.unit_q32.load(Ordering::Relaxed) != 0
     }
 
-    /// Returns how long this many units take at the limit's rate, in nanoseconds; 0 without a
-    /// limit.
+    /// Returns the nanoseconds of this many units at the limit's rate; 0 without a limit.
     #[inline]
     pub(super) fn of(&self, units: u64) -> u64 {
         let cost = u128::from(units) * u128::from(self.unit_q32.load(Ordering::Relaxed));

@@ -23,11 +23,11 @@ use std::time::Duration;
 
 /// Interval between two ticks while a member of the group has requests.
 pub const TICK: Duration = Duration::from_millis(10);
-/// After so many ticks without a request the group needs no further tick.
+/// After this many ticks without a request, the group needs no further tick.
 const CALM_TICKS: u32 = 5;
-/// How many ticks' use a process may hold in advance.
+/// A process may hold in advance what it uses in this many ticks.
 const AHEAD_TICKS: u64 = 2;
-/// All processes together may hold the credit divided by this in advance, in addition.
+/// In addition, all processes together may hold the credit divided by this number in advance.
 const AHEAD_OF_CREDIT: u64 = 4;
 
 /// A process in one tick.
@@ -44,7 +44,8 @@ pub struct Claim {
 pub struct Account {
     granted_ns: [u64; CHARGES_MAX],
     used_ns: [u64; CHARGES_MAX],
-    /// The use per tick of late: the largest, decreasing by an eighth each tick.
+    /// For each bucket, how much time the process uses per tick: the maximum of the last tick and
+    /// of seven eighths of the former value.
     pace_ns: [u64; CHARGES_MAX],
 }
 
@@ -56,7 +57,7 @@ impl Account {
     }
 }
 
-/// The time of a group that no process was granted yet.
+/// Divides a group's time among its processes, and keeps the time that was not granted yet.
 #[derive(Clone, Debug)]
 pub struct Divider {
     left_ns: [u64; CHARGES_MAX],
@@ -67,14 +68,14 @@ pub struct Divider {
     is_woken: bool,
 }
 
-/// What a process may get in one bucket.
+/// The account of a process in one bucket at a tick, from which its grant is computed.
 struct Part {
     needs_ns: [u64; LEVELS],
     outstanding_ns: u64,
-    /// How much it lacks of what it may hold in advance.
+    /// How much more time the process may hold in advance than it holds now.
     lacks_ns: u64,
     held_ns: u64,
-    /// What it held at the last tick.
+    /// How much of its granted time the process had not used at the last tick.
     held_before_ns: u64,
 }
 

@@ -41,13 +41,14 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 /// A member that was refused is granted nothing more if it does not check for this long after the
 /// time at which it should.
 pub(super) const LATE_NS: u64 = 20_000_000;
-/// The least time between two divisions: so much, and so much for each member.
+/// The least time between two divisions, in nanoseconds, and the least time for each member.
 const SHARE_NS: u64 = 200_000;
 const SHARE_EACH_NS: u64 = 4_000;
 /// A queue that is refused checks again after this long at most, unless its member owes more: when
 /// other members leave, its time comes earlier, and it must check before the credit is full.
 const PAUSE_MAX_NS: u64 = 20_000_000;
-/// The least such time in a group with a lease: the lease grants time every few milliseconds.
+/// In a group with a lease, a queue that is refused checks again after this long at least: the
+/// lease grants time every few milliseconds.
 const LEASED_PAUSE_NS: u64 = 2_000_000;
 /// The maximum of rounds of a division. Each round satisfies a member, or divides everything; the
 /// next division continues with what is left.
@@ -175,8 +176,8 @@ impl Group {
         state.share(self, now_ns);
     }
 
-    /// Divides the time since the last division, unless a thread has just done so. The thread of a
-    /// queue calls this that was refused by the buckets of the bits `short`.
+    /// Divides the time since the last division, unless a thread has just done so. Called for a
+    /// queue that was refused by the buckets whose bits are set in `short`.
     fn share(&self, short: u64, now_ns: u64) {
         let is_due = now_ns >= self.share_at_ns.load(Ordering::Relaxed);
         if is_due || self.spare.load(Ordering::Relaxed) & short != 0 {
@@ -230,7 +231,7 @@ impl State {
         self.present.clear();
     }
 
-    /// Reports to the lease what members have done with its time.
+    /// Reports to the lease how much time the members hold and need.
     fn tell(&mut self, group: &Group, now_ns: u64) {
         let Some(mut leased) = self.lease.take() else { return };
         let accounts = |index: usize| self.present.iter().map(move |m| &m.accounts[index]);
@@ -290,7 +291,7 @@ impl Account {
         charged_ns.saturating_sub(self.granted_ns.load(Ordering::Relaxed))
     }
 
-    /// Returns what the member was granted ahead of its requests.
+    /// Returns how much time the member was granted ahead of its requests, in nanoseconds.
     fn lead_ns(&self) -> u64 {
         let granted_ns = self.granted_ns.load(Ordering::Relaxed);
         granted_ns.saturating_sub(self.charged_ns.load(Ordering::Relaxed))

@@ -13,8 +13,8 @@ use std::sync::Arc;
 
 /// The number of levels for which a process reports what its members need.
 pub const LEVELS: usize = 10;
-/// The lowest level. Each further level is twice as high; the last one is 67 ms: no member is
-/// granted more at once.
+/// The lowest level, in nanoseconds. Each further level is twice the one before. The last one is 67
+/// ms: no member is granted more at once.
 const LEVEL_MIN_NS: u64 = 1 << 17;
 /// The least time between two reports of a process whose members need something.
 const TELL_NS: u64 = 2_000_000;
@@ -32,7 +32,7 @@ pub struct Usage {
     pub seen_ns: u64,
     /// How much of the seen time it has not used.
     pub held_ns: u64,
-    /// For each level, the sum of its members' needs, each cut to that level.
+    /// For each level, the sum of the needs of the process's members, each cut to that level.
     pub needs_ns: [u64; LEVELS],
 }
 
@@ -41,10 +41,10 @@ pub type Usages = [Usage; CHARGES_MAX];
 
 /// The source of a group's time in one process. Workers call it, so it does not wait.
 pub trait Lease: Debug + Send + Sync {
-    /// Returns for each bucket the time that was granted since the lease began; `None` if it is not
-    /// known now.
+    /// Returns the time granted since the lease began, for each bucket; `None`: it is not known
+    /// now.
     fn granted_ns(&self) -> Option<[u64; CHARGES_MAX]>;
-    /// Reports to the divider, and wakes it if it sleeps and members need something.
+    /// Reports the lease's use to the divider, which wakes if members need time.
     fn tell(&self, usages: &Usages);
 }
 

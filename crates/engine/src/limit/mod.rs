@@ -25,8 +25,7 @@ pub use rate::Rate;
 use crate::stats::QueueStats;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// The least credit, in milliseconds without requests: a worker that wakes late by less loses
-/// nothing.
+/// The least credit, in milliseconds: a worker that wakes late by less loses nothing.
 pub const CREDIT_MS: u64 = 50;
 /// A queue that is refused waits for at least this long, and then passes everything that its rate
 /// allows by then: at a high rate a wake for each request would cost more than the request.
@@ -89,8 +88,7 @@ impl Charges {
         [way, 2, 3 + way, 5].into_iter()
     }
 
-    /// Returns each bucket with the units that this many requests of this many bytes in all take
-    /// from it.
+    /// Returns each bucket with the units that `count` requests of `bytes` in all take from it.
     fn units(self, count: u64, bytes: u64) -> impl Iterator<Item = (usize, u64)> {
         self.indexes().zip([count, count, bytes, bytes])
     }
@@ -157,8 +155,7 @@ pub struct Gate {
     /// are not known yet, so the charge is for as many bytes as the last packet had.
     reserved: Option<(Way, u64)>,
     last_bytes: u64,
-    /// Requests and bytes that were admitted and charged since the last [`Self::settle`], by
-    /// [`Way`].
+    /// Requests and bytes, by [`Way`], that were admitted since the last [`Self::settle`].
     admitted: Passed,
 }
 
@@ -184,7 +181,7 @@ impl Gate {
     }
 
     /// True if the next request or packet may pass; then it must be charged. Otherwise it is
-    /// refused and counted, and [`Self::due_ns`] returns until when.
+    /// refused and counted, and [`Self::due_ns`] returns when the queue must check again.
     pub fn passes(&mut self, way: Way, now_ns: u64, stats: &QueueStats) -> bool {
         let passes = self.may_pass(way, now_ns, stats);
         match &self.member {

@@ -19,8 +19,7 @@ pub struct Rate {
 }
 
 impl Rate {
-    /// Makes a limit. `credit`: the costs of all actions that may happen at once, less the cost of
-    /// the last.
+    /// Makes a limit. `credit`: the cost of all actions that may happen at once, without the last.
     #[must_use]
     pub fn new(credit: Duration, now: Instant) -> Self {
         Self { paid_at: now, credit }

@@ -23,51 +23,51 @@ pub enum Moderation {
 /// How long a notification may be held back: until the first of these is reached.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Limits {
-    /// Requests or frames; 0: only time counts.
+    /// A notification is sent once it announces so many requests or frames; 0: there is no limit.
     pub count_max: u32,
-    /// Microseconds; 0: nothing is held back.
+    /// A notification is held back for at most this many microseconds; 0: nothing is held back.
     pub delay_us_max: u32,
 }
 
 /// Returned requests or frames of which the driver has not been told.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Untold {
-    /// When the first of it was returned.
+    /// When the first of these requests or frames was returned, in nanoseconds.
     pub since_ns: u64,
-    /// Requests or frames.
+    /// The number of these requests or frames.
     pub count: u64,
 }
 
 /// Why a notification is sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cause {
-    /// It would not have been held back at all.
+    /// No limits apply: the notification would not have been held back at all.
     Unmoderated,
-    /// There is enough to tell.
+    /// As many requests or frames were returned as the limits allow.
     Count,
-    /// The first of it has waited for long enough.
+    /// The first returned request or frame has waited for as long as the limits allow.
     Time,
-    /// The driver has too little in the ring to go on without it.
+    /// The driver has used up its chains, so it may do nothing before it gets the notification.
     Dry,
 }
 
 /// A decision about a notification that is due.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ModerationDecision {
-    /// Send it.
+    /// Send the notification now, for this reason.
     Send(Cause),
-    /// Hold it back until this time, in nanoseconds, or until there is more to tell.
+    /// Hold the notification back until this time in nanoseconds, or until more chains return.
     Hold(u64),
 }
 
-/// Decides when the driver of one queue is told.
+/// Decides when the driver of one queue gets a used buffer notification.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Moderator {
     operator: Moderation,
     present: Present,
 }
 
-/// Whose limits apply.
+/// The limits that apply at present: none, the driver's or the operator's.
 #[derive(Clone, Copy, Debug, Default)]
 enum Present {
     #[default]
@@ -82,7 +82,7 @@ enum Present {
 /// sleep, so it sends the calls that it holds back before such a sleep.
 pub const SLEEP_NS_MIN: u64 = 40_000;
 impl Moderator {
-    /// For a queue whose driver has set nothing yet.
+    /// Makes the moderator of a queue whose driver has set no limits yet.
     #[must_use]
     pub fn new(operator: Moderation) -> Self {
         let mut moderator = Self { operator, present: Present::Off };
@@ -103,15 +103,15 @@ impl Moderator {
         };
     }
 
-    /// Nothing is held back, whatever comes.
+    /// True if no notification is ever held back under the present limits.
     #[must_use]
     #[inline]
     pub fn is_off(&self) -> bool {
         matches!(self.present, Present::Off)
     }
 
-    /// Decides about `untold` requests or frames. `left`: chains that the driver has made available
-    /// and not got back.
+    /// Decides whether to notify the driver of `untold` requests or frames. `left`: how many chains
+    /// the driver has made available and not got back.
     #[must_use]
     pub fn decide(&self, now_ns: u64, untold: &Untold, left: u64) -> ModerationDecision {
         match &self.present {

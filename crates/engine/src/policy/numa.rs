@@ -16,36 +16,36 @@
 //! 3. A guest with memory on several nodes is left to the scheduler: wherever a worker runs, a part
 //!    of the pages is remote.
 
-/// So much of the memory on one node binds the workers to it.
+/// A node with this percentage of the known pages, or more, binds the workers.
 const BIND_PERCENT: u64 = 75;
-/// Workers stay bound to a node that has so much of the memory.
+/// The workers stay bound to a node that has at least this percentage of the known pages.
 const KEEP_PERCENT: u64 = 50;
-/// Fewer pages say nothing.
+/// Below this number of known pages, a look changes nothing.
 pub const PAGES_MIN: u64 = 16;
 
-/// The node that the workers are bound to.
+/// The node to which the workers are bound, and the change that the last look has found.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NodeChoice {
     node: Option<usize>,
-    /// What the last look wanted, if it was something else.
+    /// The node that the last look found, if it differs from `node`: `Some(None)` is no node.
     wanted: Option<Option<usize>>,
 }
 
 impl NodeChoice {
-    /// The node; `None`: the workers may run on all.
+    /// Returns the node to which the workers are bound; `None`: they may run on all nodes.
     #[must_use]
     pub fn node(&self) -> Option<usize> {
         self.node
     }
 
-    /// True if the last look wanted a change: the next one should come soon.
+    /// True if the last look found another node than [`Self::node`]: look again soon.
     #[must_use]
     pub fn is_undecided(&self) -> bool {
         self.wanted.is_some()
     }
 
-    /// Looks at how many pages of a sample lie on each node. Returns true if [`Self::node`] has
-    /// changed.
+    /// Takes the number of sampled pages on each node. Changes [`Self::node`] and returns true if
+    /// the last two looks agree on another node.
     pub fn look(&mut self, pages: &[u64]) -> bool {
         let wanted = self.wanted(pages);
         if wanted == self.node {

@@ -32,72 +32,73 @@ mod tests;
 
 use std::collections::BTreeMap;
 
-/// A worker counts as saturated from here.
+/// A worker that worked for this percentage of a window, or longer, is saturated.
 pub const BUSY_PERCENT: u64 = 90;
-/// A worker that is busier than this gets no further queue.
+/// A worker that worked for more than this percentage of a window is no target of a spread.
 pub const TARGET_PERCENT: u64 = 60;
 /// This much of a CPU must idle for each worker that gets queues by a spread.
 pub const IDLE_PERCENT: u64 = 60;
-/// Threads that wait for a CPU longer than this, per time that they wanted to run, do so because
-/// others run there: a further busy thread would wait too.
+/// If the workers' threads waited for a CPU for more than this percentage of the time in which they
+/// could have run, a spread moves nothing: a further busy thread would wait too.
 pub const CONTENDED_PERCENT: u64 = 20;
-/// A worker that is busier than this is not emptied.
+/// Gathering empties no worker that worked for more than this percentage of a window.
 pub const RESTING_PERCENT: u64 = 25;
-/// Gathering fills no worker beyond this.
+/// Gathering fills a worker to this percentage of a window at most.
 pub const GATHERED_PERCENT: u64 = 50;
-/// A queue that took less of the window is not worth a move by a spread, and no reason for one.
+/// A spread moves no unit that worked for less than this percentage of the window, and does not
+/// count it as busy.
 const WORTH_PERCENT: u64 = 2;
 /// Nanoseconds after a spread in which nothing is gathered.
 pub const HOLD_NS: u64 = 5_000_000_000;
-/// The longest that [`HOLD_NS`] grows to.
+/// The maximum to which [`HOLD_NS`] grows.
 pub const HOLD_NS_MAX: u64 = 1_800_000_000_000;
-/// Nanoseconds. A spread that comes sooner after a gathering shows that the gathering was wrong.
+/// A spread within this many nanoseconds after a gathering shows that the gathering was wrong.
 pub const REGRET_NS: u64 = 60_000_000_000;
-/// The time without gathering is multiplied by this then.
+/// After such a spread, the time without gathering is multiplied by this factor.
 pub const REGRET_FACTOR: u64 = 4;
 
-/// The time that a worker's thread had in a window, and where it may run.
+/// The CPU time of a worker's thread in a window, and the CPUs on which the thread may run.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct WorkerLoad {
-    /// Nanoseconds that its thread ran and had work.
+    /// Nanoseconds in which the thread ran and had work.
     pub worked_ns: u64,
-    /// Nanoseconds that its thread ran.
+    /// Nanoseconds in which the thread ran, with or without work.
     pub ran_ns: u64,
-    /// Nanoseconds that its thread could have run and waited for a CPU.
+    /// Nanoseconds in which the thread was runnable, but waited for a CPU.
     pub delayed_ns: u64,
-    /// The CPUs that its thread is bound to; none: it runs wherever the process may.
+    /// The CPUs to which the thread is bound; `None`: all CPUs of the process.
     pub cpus: Option<Vec<usize>>,
-    /// It can be given queues.
+    /// True if the worker can get queues.
     pub is_open: bool,
 }
 
-/// The time that a queue took in a window, and where it belongs.
+/// The time that a queue's turns took in a window, and the queue's worker and unit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QueueLoad {
-    /// The caller's name for the queue.
+    /// The number by which the caller and [`Move`] name the queue.
     pub key: usize,
-    /// Its worker.
+    /// The index of the queue's worker.
     pub worker: usize,
-    /// Queues with the same number move as one.
+    /// The unit of the queue: queues of one worker with the same number move together.
     pub unit: usize,
-    /// Nanoseconds that its turns with work took.
+    /// Nanoseconds that the queue's turns with work took.
     pub busy_ns: u64,
-    /// Its worker was chosen by the operator.
+    /// True if the operator has chosen the queue's worker: the queue never moves.
     pub is_pinned: bool,
 }
 
 /// One window of measurement, on which a decision is based.
 #[derive(Clone, Debug, Default)]
 pub struct PlacementWindow {
-    /// When it ended.
+    /// The end of the window, in nanoseconds.
     pub now_ns: u64,
-    /// How long it was.
+    /// The length of the window, in nanoseconds.
     pub len_ns: u64,
-    /// Every worker that there is or may be, by its index.
+    /// Every worker that runs or may be started, by index.
     pub workers: Vec<WorkerLoad>,
     /// Every queue that a worker serves.
     pub queues: Vec<QueueLoad>,
-    /// How long each CPU that this process may use has idled.
+    /// The nanoseconds that each CPU of this process idled in the window, by the CPU's number.
     pub idle_ns: BTreeMap<usize, u64>,
 }
 
@@ -110,13 +111,13 @@ impl PlacementWindow {
 /// A queue to move.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Move {
-    /// The queue's key.
+    /// The number of the queue ([`QueueLoad::key`]).
     pub queue: usize,
-    /// The worker that it goes to.
+    /// The index of the worker to which the queue moves.
     pub to: usize,
 }
 
-/// Queues of one worker that move as one.
+/// Queues of one worker that move together.
 #[derive(Clone, Debug)]
 struct Unit {
     keys: Vec<usize>,
@@ -125,7 +126,7 @@ struct Unit {
     is_pinned: bool,
 }
 
-/// Decides, and remembers the results.
+/// Decides which queues move, and keeps the times of its last decisions.
 #[derive(Clone, Debug)]
 pub struct Placement {
     gathered_at_ns: Option<u64>,
@@ -143,7 +144,7 @@ impl Default for Placement {
 }
 
 impl Placement {
-    /// The queues that should move now.
+    /// Returns the queues that should move now.
     #[must_use]
     pub fn decide(&mut self, window: &PlacementWindow) -> Vec<Move> {
         self.gathered_before_ns = self.gathered_at_ns;
@@ -166,14 +167,14 @@ impl Placement {
         moves
     }
 
-    /// None of the queues of the last decision could move: if a spread follows, it does not show
-    /// that gathering them was wrong.
+    /// Call when none of the queues of the last decision could move: then a later spread does not
+    /// show that this gathering was wrong.
     pub fn forget_last(&mut self) {
         self.gathered_at_ns = self.gathered_before_ns;
     }
 }
 
-/// The units of each worker. A pair whose halves are on different workers is two units.
+/// Returns the units of all workers. A pair whose halves are on different workers is two units.
 fn units(window: &PlacementWindow) -> Vec<Unit> {
     let mut units: BTreeMap<(usize, usize), Unit> = BTreeMap::new();
     for queue in &window.queues {
@@ -187,7 +188,7 @@ fn units(window: &PlacementWindow) -> Vec<Unit> {
     units.into_values().collect()
 }
 
-/// The queues of a unit, each on its own.
+/// Returns each queue of `unit` as a unit of its own.
 fn apart(unit: &Unit, window: &PlacementWindow) -> Vec<Unit> {
     let of_unit = window.queues.iter().filter(|queue| unit.keys.contains(&queue.key));
     of_unit
@@ -195,14 +196,15 @@ fn apart(unit: &Unit, window: &PlacementWindow) -> Vec<Unit> {
         .collect()
 }
 
-/// True if the workers' threads wait for CPUs.
+/// True if the workers' threads waited for CPUs too long ([`CONTENDED_PERCENT`]).
 fn is_contended(window: &PlacementWindow) -> bool {
     let sum = |of: fn(&WorkerLoad) -> u64| window.workers.iter().map(of).sum::<u64>();
     let (ran_ns, delayed_ns) = (sum(|w| w.ran_ns), sum(|w| w.delayed_ns));
     delayed_ns * 100 > (ran_ns + delayed_ns) * CONTENDED_PERCENT
 }
 
-/// The units of a worker that is saturated and can give some away.
+/// Returns the units that `worker` can give to others; `None` if it is not saturated, or has only
+/// one busy unit.
 fn units_to_give(window: &PlacementWindow, worker: usize, units: &[Unit]) -> Option<Vec<Unit>> {
     if window.workers.get(worker)?.worked_ns < window.percent(BUSY_PERCENT) {
         return None;
@@ -217,7 +219,7 @@ fn units_to_give(window: &PlacementWindow, worker: usize, units: &[Unit]) -> Opt
     (busy.len() > 1).then(|| busy.into_iter().filter(|unit| !unit.is_pinned).collect())
 }
 
-/// Moves units of saturated workers to others, one target for each free CPU.
+/// Returns the moves of units from saturated workers to targets, each with a free CPU.
 fn spread(window: &PlacementWindow) -> Vec<Move> {
     let units = units(window);
     let mut donors = BTreeMap::new();
@@ -255,8 +257,8 @@ fn spread(window: &PlacementWindow) -> Vec<Move> {
     moves
 }
 
-/// Workers that a spread may fill, at most `count`, each with the time that it has worked. Each
-/// takes a CPU that idles and that it may use.
+/// Returns at most `count` workers that a spread may fill, each with the time that it has worked.
+/// For each of them, some CPU that it may use is idle.
 fn targets(window: &PlacementWindow, donors: &[usize], count: usize) -> BTreeMap<usize, u64> {
     let is_target = |index: &usize, worker: &WorkerLoad| {
         let has_room = worker.worked_ns <= window.percent(TARGET_PERCENT);
@@ -275,7 +277,8 @@ fn targets(window: &PlacementWindow, donors: &[usize], count: usize) -> BTreeMap
     chosen
 }
 
-/// Takes the time of one CPU out of `idle_ns`, if the CPUs that are allowed idle long enough.
+/// Subtracts the time of one CPU from `idle_ns`. Returns false, and subtracts nothing, if the CPUs
+/// that are `allowed` idle for too short a time.
 fn takes_cpu(
     window: &PlacementWindow,
     idle_ns: &mut BTreeMap<usize, u64>,
@@ -305,7 +308,8 @@ fn least(loads: &BTreeMap<usize, u64>) -> Option<(usize, u64)> {
     loads.iter().map(|(worker, ns)| (*worker, *ns)).min_by_key(|(_, ns)| *ns)
 }
 
-/// Workers that mostly sleep give all they have to one that still sleeps enough with it.
+/// Returns the moves that empty workers which mostly sleep. All queues of such a worker go to one
+/// other worker, which then still sleeps enough.
 fn gather(window: &PlacementWindow) -> Vec<Move> {
     let units = units(window);
     let mut loads = BTreeMap::new();

@@ -30,83 +30,82 @@ pub use self::numbers::{Arm, PollingNumbers};
 
 use self::trial::{Cost, Found, Next, Trial};
 
-/// The cap, in wakes. Twice the wake covers every gap for which spinning could save more than one
-/// wake; but a worker that sleeps costs the guest more than that: its kick, and a CPU that is not
-/// where the guest's is. With four, spins of a guest whose requests came every six wakes ended in
-/// vain, though with a worker that spun on they came every three: it stayed at half its rate.
+/// The default of the longest spin, in wakes. Two cover every gap for which spinning could save
+/// more than a wake, but sleeping also costs the guest a kick, and a CPU that is not where its own
+/// is. With four, a guest whose requests came every six wakes spun in vain at half its rate; under
+/// longer spins its requests came every three wakes.
 const CAP_WAKES: u64 = 10;
-/// With gaps above this many wakes a worker sleeps without asking what is faster: spins would end
-/// in vain.
+/// With an average gap of more wakes than this, a worker sleeps: its spins would end in vain.
 const GATE_WAKES: u64 = 10;
-/// A gap counts for the average as this many wakes at most: one pause must not outweigh the short
+/// A gap counts as at most this many wakes in the average: one pause must not outweigh the short
 /// gaps before and after it.
 const GAP_WAKES_MAX: u64 = 13;
-/// Each gap moves the average by one part in this many: a burst of eight gaps changes it.
+/// A gap moves the average by the difference divided by this: a burst of eight gaps changes it.
 const GAP_SHARE: u64 = 8;
-/// The cap while a disk has a request: the service time of a fast disk and a reserve. It does not
-/// shrink with the wake, since sleeping costs an interrupt as well.
+/// The longest spin while a disk has a request: the service time of a fast disk and a reserve. It
+/// does not depend on the wake, since sleeping costs an interrupt as well.
 const DISK_CAP_NS: u64 = 100_000;
-/// Each service time moves the average by one part in this many: by more than a gap does, since
-/// there are fewer of them.
+/// A service time moves its average by the difference divided by this. The divisor is smaller than
+/// that of gaps, since there are fewer service times.
 const SERVICE_SHARE: u64 = 4;
-/// The gaps of a worker that sleeps have its wakes in them, and those are long where others want
-/// its CPU: it would go on sleeping because it slept. So it spins for this many gaps at times ...
+/// A sleeping worker measures gaps that contain its wakes, and these are long where other threads
+/// want its CPU: they would keep it asleep. So it spins for this many gaps (a probe) at times ...
 const PROBE_SPINS: u32 = 6;
-/// ... at such intervals, if there are requests at all: a four-hundredth of a CPU.
+/// ... and begins a probe at such intervals, if there are requests: a four-hundredth of a CPU.
 const PROBE_NS: u64 = 256_000_000;
 
-/// A look takes less than a microsecond. One that takes longer than this was interrupted for the
-/// time slice of another thread.
+/// A poll that finds nothing takes less than a microsecond. If it takes longer than this, another
+/// thread had the CPU for a time slice: the poll is stolen.
 const STOLEN_NS: u64 = 500_000;
-/// How long a stolen look is remembered: several rounds of time slices.
+/// How long a stolen poll has an effect, in nanoseconds: several rounds of time slices.
 const STOLEN_MEMORY_NS: u64 = 200_000_000;
 
-/// Nanoseconds of an epoch where other threads take CPU time, at least: several of their time
-/// slices, since a shorter one has one or none of these by chance.
+/// The least length of an epoch after a stolen poll, in nanoseconds. That is several time slices: a
+/// shorter epoch would contain one slice or none by chance.
 const EPOCH_STOLEN_NS: u64 = 16_000_000;
-/// If the worker slept for longer than this many wakes in a cycle, the client has paused, which it
-/// does in both arms ...
+/// If the worker slept for longer than this many wakes between two turns with work, the client has
+/// paused, which it does with either arm ...
 const PAUSE_WAKES: u64 = 10;
-/// ... and the cycle counts as this many wakes at most in a glance.
+/// ... and that time counts as at most this many wakes in a glance.
 const PAUSE_COST_WAKES: u64 = 20;
-/// In a long epoch, a cycle in which the client has paused counts as this many nanoseconds at most.
-/// A pause more or less does not matter in a long epoch, and a client that waits for a time slice,
-/// because the worker spins on its CPU, has not paused.
+/// In a long epoch, the time between two turns with a pause of the client counts as at most this
+/// many nanoseconds. One pause more or less has little effect there, and a client that waits for a
+/// time slice, because the worker spins on its CPU, has not paused.
 const PAUSE_COST_NS: u64 = 5_000_000;
-/// If the client paused within this many requests, the epoch ends at a pause, so that both arms are
-/// compared over the same number of pauses.
+/// If the client paused within the last so many requests, an epoch ends only at a pause, so that
+/// both arms are compared over the same number of pauses.
 const PAUSE_REQUESTS: u64 = 256;
-/// The epoch of the tried arm ends early when it has taken this many times the usual time of a
-/// whole epoch's requests: behind a busy thread each request may wait for a time slice.
+/// The epoch of the tried arm ends early after this many times the usual time of a whole epoch's
+/// requests: behind a busy thread each request may wait for a time slice.
 const TRIED_TIME_MAX: u64 = 3;
 
-/// Between two trials, at first and after a change.
+/// The interval between two trials, initially and after a change, in nanoseconds.
 const INTERVAL_NS_MIN: u64 = 8_000_000;
-/// Between two trials, at most, where a glance tells the arms apart: where one arm is eight times
-/// as slow, trials then cost below 1 %.
+/// The maximum of the interval where a glance shows which arm is faster. Even if one arm is eight
+/// times as slow, trials then cost below 1 %.
 const INTERVAL_NS_MAX: u64 = 256_000_000;
-/// Between two trials, at most, where only long epochs tell the arms apart.
+/// The maximum of the interval where only long epochs show which arm is faster.
 const INTERVAL_LONG_NS_MAX: u64 = 2_048_000_000;
-/// Each interval is longer or shorter by up to this part of it, so that two workers do not go on
-/// for ever with trials at the same time, in which each measures the other's.
+/// Each interval is changed at random by at most this fraction of it. Otherwise two workers could
+/// have all their trials at the same time, and each would measure the other's trial.
 const JITTER_SHARE: u64 = 4;
-/// Epochs in a row that are off what a request used to cost, all above or all below: the load is
-/// another one. Time slices of others put one above between two that are below.
+/// The load has changed if this many epochs in a row cost more than usual, or all less. One epoch
+/// with a time slice of another thread can lie between two cheaper ones.
 const OFF_EPOCHS: u32 = 3;
-/// How far off, in thousandths: more than the arms differ in most cases.
+/// An epoch is off the usual cost from this ratio on, in thousandths; arms mostly differ by less.
 const OFF_PERMILLE: u64 = 1600;
-/// A changed load begins a trial only this long after the last: some loads always change.
+/// A changed load begins a trial this long after the last one at least: some loads always change.
 const OFF_PAUSE_NS: u64 = 32_000_000;
 /// When the epochs between trials add up to more than this many nanoseconds, their cost is halved
 /// before the next epoch is added: older epochs count less.
 const LATELY_NS: u64 = 64_000_000;
-/// After a sleep of this length an epoch begins anew; one of a trial goes on without the sleep.
+/// After a sleep this long an epoch begins again; in a trial it continues without the sleep.
 const FORGOTTEN_NS: u64 = 250_000_000;
-/// Such a sleep while an arm is tried counts as this much time of it at most, after which the next
-/// trial is due: with a burst each second, one of thirty is served by the arm that is tried.
+/// Such a sleep in an epoch of the tried arm counts as at most this much time of that arm, which
+/// delays the next trial: with one burst a second, the tried arm serves one burst in thirty.
 const PAUSE_TRIED_NS: u64 = 2_000_000_000;
 
-/// The policy of one worker.
+/// The polling policy of one worker.
 #[derive(Clone, Debug)]
 pub struct Policy {
     mode: Mode,
@@ -116,48 +115,48 @@ pub struct Policy {
     /// The arm in use between trials.
     base: Arm,
     numbers: PollingNumbers,
-    /// Time in which a disk answered, averaged.
+    /// The average time until a disk completes a request, in nanoseconds.
     service_ns: u64,
     awaits_disk: bool,
-    /// The last turn with work.
+    /// The time of the last turn with work, in nanoseconds.
     worked_at_ns: Option<u64>,
-    /// The last turn.
+    /// The time of the last turn, with or without work.
     turned_at_ns: u64,
-    /// Time slept since the last turn with work.
+    /// Nanoseconds of sleep since the last turn with work.
     slept_ns: u64,
     spins: bool,
-    /// Spins left of a probe, and when the next one may begin.
+    /// How many spins of the present probe are left, and when the next probe may begin.
     probe_spins: u32,
     next_probe_ns: u64,
     stolen_at_ns: Option<u64>,
     epoch: Cost,
     epoch_began_ns: u64,
-    /// CPU time of the worker until the epoch began.
+    /// The CPU time of the worker's thread at the beginning of the epoch.
     ran_ns: u64,
-    /// Requests since the last pause.
+    /// How many requests came since the client's last pause.
     unpaused: u64,
-    /// The usual cost of a request.
+    /// The average time of a request with the arm in use, in nanoseconds.
     usual_ns: Option<u64>,
     /// The cost of requests between trials. Older epochs count less ([`LATELY_NS`]).
     lately: Cost,
     off_epochs: u32,
-    /// The last of them cost more than usual, not less.
+    /// True if the last of these epochs cost more than usual, false if less.
     is_above: bool,
     trial: Option<Trial>,
-    /// The means of the trials so far.
+    /// The gain and effort that the trials have found so far.
     found: Found,
-    /// From then on a changed load gets a glance.
+    /// Before this time, a changed load begins no trial.
     glances_from_ns: u64,
     next_trial_ns: u64,
-    /// Until then a changed load gets a glance, and no more: the last trial was long.
+    /// Before this time, a changed load begins only a glance, since the last trial was long.
     rests_until_ns: u64,
     interval_ns: u64,
     random: u64,
 }
 
 impl Policy {
-    /// For a worker that takes `wake_ns` to be woken. `seed` sets its trials apart from those of
-    /// other workers.
+    /// Makes the policy of a worker that takes `wake_ns` to be woken. `seed` makes its intervals
+    /// differ from those of other workers.
     #[must_use]
     pub fn new(polling: Polling, wake_ns: u64, seed: u64) -> Self {
         let wake_ns = wake_ns.max(1);
@@ -200,7 +199,7 @@ impl Policy {
         }
     }
 
-    /// Goes on with the counts of `before`: those of the worker that this one succeeds.
+    /// Continues the counts of `before`, the policy of the worker's former thread.
     #[must_use]
     pub fn counted(mut self, before: &PollingNumbers) -> Self {
         let PollingNumbers { arm, gain, effort, gap_ns, .. } = self.numbers;
@@ -208,14 +207,14 @@ impl Policy {
         self
     }
 
-    /// The numbers that the policy has measured, decided and counted so far.
+    /// Returns the numbers that the policy has measured, decided and counted so far.
     #[must_use]
     pub fn numbers(&self) -> PollingNumbers {
         self.numbers
     }
 
-    /// A turn has found nothing: what to do. `awaits_disk`: a disk has a request of a queue that
-    /// takes turns.
+    /// Call after a turn without work. Returns what the worker must do. `awaits_disk`: a disk has a
+    /// request of a queue that takes turns.
     #[inline]
     pub fn on_idle(&mut self, now_ns: u64, awaits_disk: bool) -> Decision {
         let look_ns = self.turned(now_ns);
@@ -244,7 +243,7 @@ impl Policy {
         Decision::Sleep
     }
 
-    /// A spin, if there was one, has not ended with work.
+    /// Counts a spin that ended without work, if the worker was spinning.
     fn end_spin(&mut self) {
         if core::mem::take(&mut self.spins) {
             self.numbers.spins_missed += 1;
@@ -252,8 +251,8 @@ impl Policy {
         }
     }
 
-    /// A turn is over. Returns how long it took, and notes if it was a look of unlikely length:
-    /// also one that found work at last, since the client has long gone on by then.
+    /// Records the end of a turn, and returns how long the turn took. Counts a stolen poll, also if
+    /// the poll found work: the client has long continued by then.
     #[inline]
     fn turned(&mut self, now_ns: u64) -> u64 {
         let turn_ns = now_ns.saturating_sub(core::mem::replace(&mut self.turned_at_ns, now_ns));
@@ -264,7 +263,7 @@ impl Policy {
         turn_ns
     }
 
-    /// The next work seems too far away: true if that is to be seen once more.
+    /// Returns true if the worker must spin for a probe, though the next request seems far away.
     fn probes(&mut self, now_ns: u64) -> bool {
         if now_ns >= self.next_probe_ns {
             self.probe_spins = PROBE_SPINS;
@@ -273,14 +272,15 @@ impl Policy {
         self.probe_spins > 0
     }
 
-    /// The worker has slept for `slept_ns`, until `now_ns`.
+    /// Call after the worker has slept for `slept_ns`, until `now_ns`.
     pub fn on_slept(&mut self, now_ns: u64, slept_ns: u64) {
         self.end_spin();
         self.slept_ns = self.slept_ns.saturating_add(slept_ns);
         self.turned_at_ns = now_ns;
     }
 
-    /// A turn has found work, `requests` of them new. True if the numbers are worth publishing.
+    /// Call after a turn with work, which took `requests` new ones. Returns true if the epoch is
+    /// over: the caller must then call [`Self::end_epoch`].
     #[inline]
     pub fn on_burst(&mut self, now_ns: u64, requests: u64) -> bool {
         self.turned(now_ns);
@@ -315,9 +315,9 @@ impl Policy {
         self.is_epoch_over(now_ns)
     }
 
-    /// Drops the costs measured before a sleep of `slept_ns`: the load may have changed. A trial
-    /// goes on without the time of the sleep: with an epoch that began anew, bursts shorter than a
-    /// long epoch would never end the trial, and the arm that is tried would serve them all.
+    /// Drops the costs measured before a sleep of `slept_ns`, since the load may have changed. In a
+    /// trial the epoch continues without the sleep: if it began again, bursts shorter than a long
+    /// epoch would never end the trial, and the tried arm would serve all of them.
     #[cold]
     fn rested(&mut self, now_ns: u64, slept_ns: u64) {
         if let Some(trial) = &mut self.trial {
@@ -330,12 +330,12 @@ impl Policy {
         }
     }
 
-    /// True if the epoch tells enough.
+    /// True if the epoch is long enough, and has enough requests, to be compared with others.
     #[inline]
     fn is_epoch_over(&self, now_ns: u64) -> bool {
         let age_ns = now_ns.saturating_sub(self.epoch_began_ns);
         let (least_ns, requests) = Trial::epoch(self.trial.as_ref());
-        // Two epochs have the same beside the arms if none has a pause, or both have whole ones.
+        // Two epochs are comparable if both have no pause, or if both end at a pause.
         let is_aligned = self.unpaused == 0 || self.unpaused >= PAUSE_REQUESTS;
         if age_ns < least_ns || self.epoch.requests == 0 || !is_aligned {
             return false;
@@ -345,7 +345,7 @@ impl Policy {
         is_whole || self.is_too_dear(age_ns, requests)
     }
 
-    /// True if the arm that is tried need not be tried any longer.
+    /// True if the tried arm is so slow that its epoch ends early ([`TRIED_TIME_MAX`]).
     fn is_too_dear(&self, age_ns: u64, requests: u64) -> bool {
         let is_tried = self.trial.is_some() && self.numbers.arm != self.base;
         let usual_ns = self.usual_ns.unwrap_or(u64::MAX);
@@ -356,8 +356,7 @@ impl Policy {
         self.stolen_at_ns.is_some_and(|at| now_ns.saturating_sub(at) < STOLEN_MEMORY_NS)
     }
 
-    /// The epoch tells enough, as [`Self::on_burst`] has said; the worker's thread has run for
-    /// `ran_ns` so far.
+    /// Ends the epoch, which [`Self::on_burst`] found over. `ran_ns`: the thread's CPU time so far.
     #[cold]
     pub fn end_epoch(&mut self, now_ns: u64, ran_ns: u64) {
         let mut epoch = core::mem::take(&mut self.epoch);
@@ -370,7 +369,8 @@ impl Policy {
         }
     }
 
-    /// Outside a trial: begins one if it is time, or if the load has changed.
+    /// Outside of a trial: counts an epoch, and begins a trial if one is due or the load has
+    /// changed.
     fn begin_if_due(&mut self, epoch: Cost, now_ns: u64) {
         let each_ns = epoch.each_ns();
         let usual_ns = self.usual_ns.unwrap_or(each_ns);
@@ -402,7 +402,8 @@ impl Policy {
         }
     }
 
-    /// In a trial: the other arm first, then the one in use, and again until that is clear.
+    /// In a trial: counts an epoch, and switches to the other arm or ends the trial. The tried arm
+    /// always has the first epoch.
     fn go_on(&mut self, mut trial: Trial, epoch: Cost, age_ns: u64, now_ns: u64) {
         let is_over = trial.note(self.numbers.arm, epoch);
         let tried = self.base.other();
@@ -429,7 +430,7 @@ impl Policy {
         self.trial = Some(trial);
     }
 
-    /// Ends a trial: the arm to use from now on, and when to try again.
+    /// Ends a trial: chooses the arm from now on, and the time of the next trial.
     fn judge(&mut self, trial: Trial, next: Next, now_ns: u64) {
         let is_clear = next == Next::Clear;
         if next != Next::Nothing {
@@ -437,7 +438,7 @@ impl Policy {
             self.found = if is_clear { alone } else { self.found.and(alone) };
             (self.numbers.gain, self.numbers.effort) = (self.found.gain, self.found.effort);
             let says_spin = self.found.says_spin(self.base);
-            // This trial alone would have the worker do otherwise: another one follows at once.
+            // This trial alone would choose the other arm: so the next trial follows soon.
             let is_open = alone.says_spin(self.base) != says_spin;
             let chosen = if says_spin { Arm::Spin } else { Arm::Sleep };
             let has_flipped = chosen != self.base;
@@ -471,7 +472,7 @@ impl Policy {
         trial.rest_ns(self.base, self.numbers.effort)
     }
 
-    /// `interval_ns`, a quarter more or less at most.
+    /// Returns `interval_ns`, changed at random by a quarter at most.
     fn jittered(&mut self, interval_ns: u64) -> u64 {
         self.random ^= self.random << 13;
         self.random ^= self.random >> 7;
@@ -481,7 +482,7 @@ impl Policy {
     }
 }
 
-/// `average` after one more value, which counts for one part in `share`.
+/// Returns the new `average`: it moves towards `value` by the difference divided by `share`.
 fn moved(average: u64, value: u64, share: u64) -> u64 {
     if value >= average {
         average + (value - average) / share

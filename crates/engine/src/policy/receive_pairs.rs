@@ -29,55 +29,64 @@ mod tests;
 
 use std::collections::VecDeque;
 
-/// The length of a window while there is work. Shorter ones see the bursts of TCP.
+/// The length of a window while there is work, in nanoseconds. A shorter window would measure
+/// single bursts of TCP.
 pub const WINDOW_NS: u64 = 100_000_000;
-/// A worker counts as saturated from here, as in placement.
+/// A worker is saturated if it was busy for this share of a window, as in `placement.rs`.
 pub const SATURATED_PERMILLE: u64 = 900;
-/// Frames wait if so many turns left frames behind: with fewer, they came in a burst.
+/// A window counts as pressed if this share of its turns left frames behind. A smaller share comes
+/// from a burst.
 pub const WAITING_PERMILLE: u64 = 500;
-/// Pairs are given up if the others then work for this part of their time at most.
+/// Pairs are given up if the workers of the others are then busy for this share at most.
 pub const FITS_PERMILLE: u64 = 600;
-/// The last windows before a trial, whose throughput is that of the pairs in use ...
+/// The number of windows before a trial that give the throughput of the pairs in use ...
 const BEFORE: usize = 10;
-/// ... of which so many must be pressed: a burst of some hundred milliseconds is none.
+/// ... and how many of them must be pressed. So a burst of some hundred milliseconds begins no
+/// trial.
 const PRESSED: usize = 8;
-/// Windows after a change that do not count: held frames are delivered, workers part, TCP adapts.
+/// The number of windows after a change that do not count: frames that were held are delivered,
+/// workers get their queues, and TCP adapts.
 const SETTLING: u32 = 3;
-/// Windows of a trial that count: at least, so that their spread is known, and at most.
+/// The least and the largest number of windows that a trial counts. The least number is needed to
+/// compute their spread.
 const TRIAL_MIN: u32 = 6;
 const TRIAL_MAX: u32 = 30;
-/// What a pair must gain: it costs interrupts and wakes, and noise must not add pairs.
+/// The factor of throughput that a further pair must gain. It costs interrupts and wakes, and noise
+/// must not add pairs.
 const GAIN: f64 = 1.05;
-/// A difference is beyond doubt from so many of its standard errors on.
+/// A difference is beyond doubt if it is more than this many times its standard error.
 const DOUBT: f64 = 2.5;
-/// How long the work must fit fewer pairs until these are given up.
+/// Pairs are given up after this many nanoseconds in which the work fits fewer pairs.
 const FITS_NS: u64 = 2_000_000_000;
-/// The wait after a trial of one pair more, at first and at most.
+/// The wait after a trial of one pair more, in nanoseconds: the initial and the maximum value.
 const MORE_WAIT_NS: u64 = 4_000_000_000;
-/// The wait until a trial of one pair less, at first.
+/// The initial wait until a trial of one pair less, in nanoseconds.
 const FEWER_WAIT_NS: u64 = 30_000_000_000;
 const WAIT_NS_MAX: u64 = 512_000_000_000;
-/// A pair that was in use for this long was worth its trial: the wait is as at first.
+/// If a pair was in use for this many nanoseconds, its trial was worthwhile: the wait until the
+/// next trial gets its initial value.
 const LASTING_NS: u64 = 30_000_000_000;
-/// After so long without pressed windows the next load is another one.
+/// After this many nanoseconds without a pressed window, the next load counts as a new one: the
+/// wait gets its initial value.
 const FORGET_NS: u64 = 60_000_000_000;
 
-/// What was measured since the last window.
+/// The measurements of one window.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Window {
-    /// The end of the window.
+    /// The end of the window, in nanoseconds.
     pub now_ns: u64,
-    /// Its length, in nanoseconds.
+    /// The length of the window, in nanoseconds.
     pub len_ns: u64,
-    /// The pairs that the guest uses: the host can deliver to so many at most.
+    /// The number of pairs that the guest uses, to which the host can deliver.
     pub pairs: usize,
-    /// The bytes that were delivered.
+    /// The bytes that were delivered in the window.
     pub bytes: u64,
-    /// How busy the busiest worker of the pairs in use was, with all its queues.
+    /// How long the busiest worker of the pairs in use was busy with all its queues, in
+    /// thousandths.
     pub busiest_permille: u64,
-    /// How busy the receiveqs in use kept their workers, added up.
+    /// How long the receiveqs in use kept their workers busy, summed, in thousandths of the window.
     pub work_permille: u64,
-    /// The share of the turns that left frames behind.
+    /// The share of turns that left frames behind, in thousandths.
     pub waiting_permille: u64,
 }
 
@@ -91,13 +100,13 @@ impl Window {
         self.busiest_permille >= SATURATED_PERMILLE || self.waiting_permille >= WAITING_PERMILLE
     }
 
-    /// The pairs that the work of this window fits.
+    /// Returns the least number of pairs that could do the work of this window.
     fn fits(&self) -> usize {
         usize::try_from(self.work_permille.div_ceil(FITS_PERMILLE)).unwrap_or(usize::MAX).max(1)
     }
 }
 
-/// The rates of some windows.
+/// The count, sum and sum of squares of the throughputs of several windows.
 #[derive(Clone, Copy, Debug, Default)]
 struct Rates {
     count: u32,
@@ -117,7 +126,7 @@ impl Rates {
         self.sum / f64::from(self.count.max(1))
     }
 
-    /// The square of the mean's standard error.
+    /// Returns the square of the standard error of the mean.
     fn doubt(&self) -> f64 {
         let count = f64::from(self.count);
         let spread = (self.squares - self.sum * self.mean()) / (count - 1.0);
@@ -125,7 +134,7 @@ impl Rates {
     }
 }
 
-/// When a trial may begin.
+/// The time of the next trial in one direction, and the wait after that trial.
 #[derive(Clone, Copy, Debug)]
 struct Wait {
     next_ns: u64,
@@ -133,14 +142,14 @@ struct Wait {
 }
 
 impl Wait {
-    /// The next trial waits, and the one after that for twice as long.
+    /// Sets the next trial to the end of the wait, and doubles the wait.
     fn double(&mut self, now_ns: u64) {
         self.next_ns = now_ns + self.wait_ns;
         self.wait_ns = (self.wait_ns * 2).min(WAIT_NS_MAX);
     }
 }
 
-/// A number of pairs that is tried.
+/// A trial of another number of pairs, with the throughput before and during the trial.
 #[derive(Clone, Copy, Debug)]
 struct Trial {
     former: usize,
@@ -150,7 +159,8 @@ struct Trial {
 }
 
 impl Trial {
-    /// Returns true if more pairs are worth it, false if not; `None`: that is in doubt.
+    /// Returns true if the larger number of pairs gains throughput, false if not; `None`: the
+    /// difference may be noise.
     fn is_worth_more(&self, pairs: usize) -> Option<bool> {
         let (more, fewer) = match pairs > self.former {
             true => (self.after, self.before),
@@ -162,17 +172,18 @@ impl Trial {
     }
 }
 
-/// The policy of one device.
+/// The policy of one network device.
 #[derive(Clone, Debug)]
 pub struct ReceivePairs {
     pairs: usize,
     trial: Option<Trial>,
-    /// The last windows without a trial: their rates, and whether they were pressed.
+    /// The last windows outside of trials: their throughput, and whether they were pressed.
     recent: VecDeque<(u32, bool)>,
-    /// For how long the windows were not pressed, and the work fitted fewer pairs.
+    /// For how long the windows were not pressed (`calm_ns`), and for how long the work fitted
+    /// fewer pairs (`fits_ns`).
     calm_ns: u64,
     fits_ns: u64,
-    /// When the last pair came into use.
+    /// The time of the last trial that added a pair.
     grown_ns: u64,
     more: Wait,
     fewer: Wait,
@@ -195,19 +206,19 @@ impl Default for ReceivePairs {
 }
 
 impl ReceivePairs {
-    /// Returns the pairs that are in use now.
+    /// Returns the number of pairs in use.
     #[must_use]
     pub fn pairs(&self) -> usize {
         self.pairs
     }
 
-    /// True if a number of pairs is being tried.
+    /// True during a trial.
     #[must_use]
     pub fn is_trying(&self) -> bool {
         self.trial.is_some()
     }
 
-    /// Returns the pairs to which the host shall deliver from now on.
+    /// Takes a window. Returns the number of pairs to which the host must deliver from now on.
     pub fn decide(&mut self, window: &Window) -> usize {
         let (now_ns, max) = (window.now_ns, window.pairs.max(1));
         let is_pressed = window.is_pressed();
@@ -229,7 +240,7 @@ impl ReceivePairs {
         self.pairs
     }
 
-    /// Gives up pairs without a trial, or begins a trial.
+    /// Gives up pairs without a trial, or begins a trial, if the window is a reason for that.
     fn look(&mut self, window: &Window, is_pressed: bool, max: usize) {
         let (now_ns, fits) = (window.now_ns, window.fits());
         let is_less = !is_pressed && fits < self.pairs;
@@ -256,7 +267,8 @@ impl ReceivePairs {
         self.set(pairs);
     }
 
-    /// Takes a window of a trial, and ends the trial if it is decided.
+    /// Counts a window of a trial. Ends the trial if its result is clear, or if it had enough
+    /// windows.
     fn judge(&mut self, window: &Window) {
         let Some(trial) = &mut self.trial else { return };
         if trial.settling > 0 {
@@ -269,13 +281,13 @@ impl ReceivePairs {
         let is_worth_more = match trial.is_worth_more(self.pairs) {
             _ if count < TRIAL_MIN => return,
             Some(is_worth_more) => is_worth_more,
-            // In doubt: as before.
+            // No clear result: use the number of pairs from before the trial.
             None if count >= TRIAL_MAX => !is_growth,
             None => return,
         };
         self.trial = None;
         match (is_growth, is_worth_more) {
-            // The next one can be tried at once.
+            // The trial of a further pair may begin at once.
             (true, true) => {
                 self.grown_ns = now_ns;
                 self.fewer = Wait { next_ns: now_ns + FEWER_WAIT_NS, wait_ns: FEWER_WAIT_NS };
@@ -296,7 +308,8 @@ impl ReceivePairs {
         }
     }
 
-    /// Uses fewer pairs, because less work is left, or the guest uses fewer.
+    /// Reduces the number of pairs without a trial, because there is less work, or the guest uses
+    /// fewer pairs.
     fn give_up(&mut self, pairs: usize, now_ns: u64) {
         let was_tried = self.trial.take().is_some();
         if !was_tried && now_ns.saturating_sub(self.grown_ns) >= LASTING_NS {

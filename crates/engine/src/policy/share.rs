@@ -30,37 +30,37 @@
 //!    to the guest: a front-end that gives orders without end has its share, and no more. No lead
 //!    grows above [`LEAD_NS_MAX`]: nobody waits for longer than that beside each other guest.
 
-/// Nanoseconds that a guest may be ahead of another one that has work on the same worker.
+/// Nanoseconds by which a guest may be ahead of another guest with work on the same worker.
 pub const LEAD_NS: u64 = 100_000;
-/// The highest lead, in nanoseconds.
+/// The maximum of a lead, in nanoseconds.
 pub const LEAD_NS_MAX: u64 = 20_000_000;
-/// Nanoseconds without work of another guest after which a guest is taken to be alone.
+/// A guest is alone if no other guest has had work for this many nanoseconds.
 pub const ALONE_NS: u64 = 100_000_000;
 
 /// Whether a guest has work in the present round.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum RoundWork {
-    /// It had turns, if any, without work.
+    /// The guest had no turn in the round, or only turns without work.
     #[default]
     Idle,
-    /// It had work, or was told to wait.
+    /// The guest had a turn with work, or [`Shares::may_turn`] refused it a turn.
     Busy,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Guest {
-    /// How far it was ahead at `at_ns`.
+    /// How far the guest was ahead at `at_ns`, in nanoseconds.
     lead_ns: u64,
     at_ns: u64,
-    /// The last round in which it had a hot queue.
+    /// The last round in which the guest had a hot queue.
     round: u64,
-    /// The round in which it takes no further turns.
+    /// The round in which the guest takes no further turns.
     rests_in: u64,
     came: RoundWork,
 }
 
 impl Guest {
-    /// It had no hot queue until now.
+    /// Subtracts from the lead the time until `now_ns`, in which the guest had no hot queue.
     #[inline]
     fn wait_until(&mut self, now_ns: u64) {
         self.lead_ns = self.lead_ns.saturating_sub(now_ns.saturating_sub(self.at_ns));
@@ -73,26 +73,26 @@ impl Guest {
     }
 }
 
-/// How far each guest is ahead.
+/// The lead of each guest, and the state of the present round.
 #[derive(Clone, Debug, Default)]
 pub struct Shares {
     guests: Vec<Guest>,
-    /// The guests that have been seen in the present round.
+    /// The guests that have had a hot queue in the present round.
     seen: Vec<usize>,
     round: u64,
-    /// When the present round began.
+    /// When the present round began, in nanoseconds.
     now_ns: u64,
-    /// Several guests have hot queues.
+    /// True if several guests have hot queues in the present round.
     is_divided: bool,
-    /// When several guests last had hot queues.
+    /// The time of the last round with hot queues of several guests.
     divided_at_ns: u64,
     is_alone: bool,
 }
 
 impl Shares {
-    /// Begins a round, and closes the accounts of the one before it. `is_divided`: hot queues of
-    /// several guests are there. It holds for this round, so that a guest that comes waits for
-    /// no full round of another one.
+    /// Begins a round, and closes the accounts of the one before. `is_divided`: several guests have
+    /// hot queues. The value holds for the whole round, so that a new guest does not wait for a
+    /// full round of another guest.
     #[inline]
     pub fn begin_round(&mut self, is_divided: bool, now_ns: u64) {
         self.round += 1;
@@ -115,28 +115,29 @@ impl Shares {
         self.is_alone
     }
 
-    /// Lifts the idle guests, and takes the lowest lead off all. Where nobody had work, nobody is
-    /// ahead of anybody from now on.
+    /// Lifts the idle guests, and subtracts the lowest lead of the busy guests from all leads. If
+    /// no guest was busy, all leads become 0.
     fn level(&mut self) {
         let Self { guests, seen, now_ns, .. } = self;
         let busy =
             seen.iter().map(|guest| guests[*guest]).filter(|guest| guest.came == RoundWork::Busy);
         let lowest_ns = busy.map(|guest| guest.lead_ns).min().unwrap_or(u64::MAX);
         for guest in &*seen {
-            // An idle guest below the lowest lead is at 0 then: it was lifted.
+            // The lead of an idle guest below the lowest lead was lifted to it, so it becomes 0.
             guests[*guest].lead_ns = guests[*guest].lead_ns.saturating_sub(lowest_ns);
             guests[*guest].at_ns = *now_ns;
         }
     }
 
-    /// True if the time of turns must be charged: several guests have hot queues.
+    /// True if several guests have hot queues, so that the caller must charge the time of turns.
     #[must_use]
     #[inline]
     pub fn is_divided(&self) -> bool {
         self.is_divided
     }
 
-    /// Whether a hot queue of `guest` may take its turn in this round. Guests are small numbers.
+    /// True if a hot queue of `guest` may take its turn in this round. Guests have small numbers,
+    /// which are indexes of a list.
     #[must_use]
     #[inline]
     pub fn may_turn(&mut self, guest: usize) -> bool {
@@ -152,11 +153,11 @@ impl Shares {
         true
     }
 
-    /// The first hot queue of a guest in this round.
+    /// Records the first hot queue of a guest in this round.
     fn see(&mut self, guest: usize) {
         let (round, now_ns) = (self.round, self.now_ns);
         let known = self.known(guest);
-        // Nothing is taken off a lead that was levelled when this round began.
+        // If the lead was adjusted when this round began, no time has passed, and the lead stays.
         known.wait_until(now_ns);
         (known.round, known.came) = (round, RoundWork::Idle);
         self.seen.push(guest);
@@ -169,9 +170,9 @@ impl Shares {
         &mut self.guests[guest]
     }
 
-    /// A turn of a queue of `guest`, which [`Self::may_turn`] has allowed, took this long. Not
-    /// counted while [`Self::is_divided`] is false. One that found no work counts as well: a guest
-    /// can have hundreds of queues that must be looked at.
+    /// Charges `guest` with the time of a turn that [`Self::may_turn`] has allowed. Does nothing
+    /// while [`Self::is_divided`] is false. A turn without work is charged as well: a guest can
+    /// have hundreds of queues that must be polled.
     #[inline]
     pub fn charge(&mut self, guest: usize, ns: u64, worked: bool) {
         if let Some(known) = self.guests.get_mut(guest).filter(|_| self.is_divided) {
@@ -182,14 +183,14 @@ impl Shares {
         }
     }
 
-    /// The guest has had a long turn in this round, and takes no further one in it: others get
-    /// theirs in between.
+    /// Ends the guest's turns in this round, after a long one, so that other guests have theirs
+    /// before the guest's next turn.
     pub fn rest(&mut self, guest: usize) {
         let round = self.round;
         self.known(guest).rests_in = round;
     }
 
-    /// Whether an order for a queue of `guest` may be obeyed between two rounds.
+    /// True if the worker may follow an order for a queue of `guest` between two rounds.
     #[must_use]
     pub fn may_order(&self, guest: usize, now_ns: u64) -> bool {
         let Some(known) = self.guests.get(guest) else { return true };
@@ -199,8 +200,8 @@ impl Shares {
         !self.is_divided || known.lead_ns.saturating_sub(waited_ns) < LEAD_NS
     }
 
-    /// Between two rounds, the worker took `ns` to obey an order for a queue of `guest`, and was
-    /// done with it at `now_ns`.
+    /// Charges `guest` with `ns`, in which the worker followed an order for one of its queues
+    /// between two rounds. The order was done at `now_ns`.
     pub fn charge_order(&mut self, guest: usize, ns: u64, now_ns: u64) {
         let round = self.round;
         let known = self.known(guest);
@@ -212,15 +213,15 @@ impl Shares {
         known.add(ns);
     }
 
-    /// True if `guest` would be ahead of the others if it came back at `now_ns`. Its number must
-    /// not be given to another guest until then.
+    /// True if `guest` would have a lead if it came back at `now_ns`. While this is true, its
+    /// number must not be given to another guest.
     #[must_use]
     pub fn is_ahead(&self, guest: usize, now_ns: u64) -> bool {
         let known = self.guests.get(guest);
         known.is_some_and(|known| known.lead_ns > now_ns.saturating_sub(known.at_ns))
     }
 
-    /// The number `guest` names another guest from now on, which is not ahead of anybody.
+    /// Resets the lead of the number `guest`, which names another guest from now on.
     pub fn forget(&mut self, guest: usize) {
         *self.known(guest) = Guest::default();
     }

@@ -1,25 +1,25 @@
 //! The cost of a wake, made of measured ones.
 
-/// The cost of a wake, as the policy of polling uses it.
+/// The time to wake a thread, as the polling policy uses it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Wake {
-    /// Nanoseconds from the write that wakes until the sleeper runs, on another CPU.
+    /// Nanoseconds from the write that wakes a thread until that thread runs on another CPU.
     pub ns: u64,
-    /// It was measured here, and not assumed.
+    /// True if the time was measured on this machine, false if it is [`FALLBACK`].
     pub is_measured: bool,
 }
 
-/// The cost where it cannot be measured: that of a virtual machine with two CPUs.
+/// The assumed time where it cannot be measured: that of a virtual machine with two CPUs.
 const FALLBACK: Wake = Wake { ns: 25_000, is_measured: false };
-/// Fewer undisturbed wakes tell nothing.
+/// The least number of undisturbed wakes that give a median.
 const WAKES_MIN: usize = 8;
-/// A sleeper that runs sooner did not sleep: no system call that switches threads is so fast.
+/// A shorter time is no wake: no system call that switches threads is so fast.
 const NS_MIN: u64 = 1000;
 /// A median above this has the time of other threads in it. An idle CPU wakes sooner, and no worker
 /// should spin for four times this long.
 const NS_MAX: u64 = 200_000;
 
-/// The median of the measured wakes, if that makes sense.
+/// Returns the median of the measured wakes, or [`FALLBACK`] if they are too few or not plausible.
 #[must_use]
 pub fn settle(wakes_ns: &mut [u64]) -> Wake {
     wakes_ns.sort_unstable();

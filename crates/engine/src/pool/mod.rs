@@ -46,8 +46,7 @@ impl Default for PoolOptions {
     }
 }
 
-/// The operator's choice of the CPUs of workers and of the workers of queues. The balance decides
-/// everything else.
+/// The operator's choice of workers' CPUs and of queues' workers. The balance decides the rest.
 #[derive(Clone, Debug, Default)]
 pub struct Pins {
     /// The CPUs of each worker; workers after the last entry run on any CPU of the process.
@@ -73,7 +72,7 @@ pub struct WorkerView {
     pub stats: Arc<WorkerStats>,
     /// The CPUs to which the worker is bound.
     pub cpus: Option<Vec<usize>>,
-    /// These CPUs are those of the NUMA node of the guests' memory.
+    /// True if `cpus` are those of the guests' NUMA node, and not the operator's choice.
     pub follows_memory: bool,
     /// The kernel's id of the worker's thread, if the thread runs.
     pub thread_id: Option<i32>,
@@ -225,7 +224,7 @@ impl Pool {
     #[must_use]
     pub fn device_at(&self, worker: usize) -> String {
         let post = self.lock().get(worker).and_then(|place| Some(place.open()?.post.clone()));
-        // Without the lock, which the search for the device takes.
+        // The lock of the workers is not held here: the search for the device takes it.
         post.map(|post| post.device()).unwrap_or_default()
     }
 
@@ -240,7 +239,7 @@ impl Pool {
     #[must_use]
     pub fn views(&self) -> Vec<WorkerView> {
         let mut views = self.views_without_times();
-        // Without the lock: starting a queue and feeding the watchdog need it.
+        // Read `/proc` without the lock: starting a queue and feeding the watchdog need the lock.
         for view in &mut views {
             view.times = view.thread_id.map(thread_times).unwrap_or_default();
         }
@@ -282,8 +281,7 @@ impl Pool {
         let id = QueueId(self.next_id.fetch_add(1, Ordering::Relaxed));
         let stats = queue.stats().clone();
         let route = Arc::new(Route::new(id, self.clone(), stats, worker, home, pin.is_some()));
-        // Registered before the queue pops: a search for running queues misses none that has
-        // requests.
+        // Register the queue before it pops: a search finds every queue that has requests.
         let mut routes = self.routes.lock().unwrap_or_else(PoisonError::into_inner);
         routes.retain(|r| r.strong_count() > 0);
         routes.push(Arc::downgrade(&route));
@@ -292,8 +290,7 @@ impl Pool {
         Some(QueueHandle::new(route))
     }
 
-    /// Returns the first worker that is not stuck in a call for a device; the first of all if each
-    /// is.
+    /// Returns the first worker that is not stuck in a call for a device, or else the first of all.
     fn first_that_comes_back(&self) -> usize {
         let places = self.lock();
         let is_held = |index: &usize| {

@@ -18,34 +18,34 @@ use manyring_memory::{NodeSample, Topology, sample_nodes};
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
-/// The shortest and the longest time between two looks.
+/// The least and the largest time between two looks at the nodes of the guests' memory.
 const LOOK_MIN: Duration = Duration::from_secs(1);
 const LOOK_MAX: Duration = Duration::from_secs(64);
-/// Pages of the first sample, and of the largest one: samples grow until enough of their pages were
-/// touched by this process. The kernel finds the largest in 3 ms, in which no thread of this
-/// process can map or unmap memory.
+/// The number of pages of the first sample, and of the largest one. Samples grow until this process
+/// has touched enough of their pages. The largest sample takes the kernel 3 ms, in which no thread
+/// of this process can map or unmap memory.
 const SAMPLE_MIN: usize = 256;
 const SAMPLE_MAX: usize = 16384;
 
-/// Where the guests' memory lies, and where the workers run.
+/// The nodes of the guests' memory in the last sample, and the node of the workers.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct GuestNodes {
-    /// The node whose CPUs the workers are bound to; `None`: they run on all.
+    /// The node to whose CPUs the workers are bound; `None`: they run on all CPUs.
     pub node: Option<usize>,
     /// For each node, how many pages of the last sample lie there.
     pub pages: Vec<u64>,
 }
 
-/// The present binding of a pool.
+/// The node to which a pool's workers are bound, and the last sample.
 #[derive(Debug, Default)]
 pub(super) struct Binding {
     pub(super) nodes: GuestNodes,
-    /// The CPUs of the node.
+    /// The CPUs of that node; `None`: the workers run on all CPUs.
     pub(super) cpus: Option<Vec<usize>>,
 }
 
 impl Pool {
-    /// Keeps the workers on the node of the guests' memory, for ever.
+    /// Binds the workers to the node of the guests' memory, and keeps them there. Never returns.
     pub async fn follow_memory(self: Arc<Self>, topology: Topology) {
         let (mut choice, mut wait, mut mapped) = (NodeChoice::default(), LOOK_MIN, 0);
         loop {
@@ -86,14 +86,14 @@ impl Pool {
         self.binding.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Where the guests' memory lies, as far as it was looked at.
+    /// Returns the nodes of the guests' memory in the last sample.
     #[must_use]
     pub fn guest_nodes(&self) -> GuestNodes {
         self.binding().nodes.clone()
     }
 }
 
-/// Asks for the nodes of a sample; `None`: the kernel does not tell.
+/// Asks the kernel for the nodes of a sample of pages; `None`: the kernel does not report them.
 fn sample() -> Option<NodeSample> {
     let mut count = SAMPLE_MIN;
     loop {

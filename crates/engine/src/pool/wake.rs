@@ -11,7 +11,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// The number of measured wakes: the median of this many is steady.
+/// The number of wakes that are measured: the median of this many is stable.
 const WAKES: usize = 32;
 /// Pause before each wake: the sleeper's CPU must have become idle.
 const REST: Duration = Duration::from_micros(100);

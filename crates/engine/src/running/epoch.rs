@@ -97,8 +97,7 @@ impl Epochs {
         }
     }
 
-    /// Begins a new epoch with `memory`; `reply` is answered when no request of an older epoch is
-    /// left.
+    /// Begins a new epoch with `memory`; answers `reply` when no request of an older epoch is left.
     pub fn retire(&mut self, memory: Arc<GuestMemory>, reply: Fence) {
         let (epoch, left) = (self.current, std::mem::take(&mut self.begun));
         let memory = std::mem::replace(&mut self.memory, memory);

@@ -15,9 +15,10 @@ pub(super) struct GivingUp {
     pub(super) is_on: bool,
     /// Some chains are left for the next turn.
     pub(super) has_more: bool,
-    /// The chains are left to the next process, if the ring's record lists them.
+    /// True if the next process gets the chains that are set aside and that the ring's record
+    /// lists.
     leaves: bool,
-    /// Orders that are answered when nothing is in flight and no chain is left.
+    /// The fences of orders, answered when nothing is in flight and no chain is left.
     fences: Vec<Fence>,
 }
 
@@ -124,8 +125,7 @@ impl<R: Ring, H: Handler<R>> RunningQueue<R, H> {
         self.handler.fence(fence);
     }
 
-    /// Answers `fence` when nothing is in flight, and no chain that is set aside must still be
-    /// given up.
+    /// Answers `fence` when nothing is in flight, and no chain that is set aside is to be given up.
     pub(super) fn fence_disabled(&mut self, fence: Fence) {
         let waits = H::HAS_DISK || self.life.serves_owed();
         if waits && self.gives_up_more() {

@@ -151,8 +151,7 @@ pub trait Handler<R: Ring>: Send + std::fmt::Debug + 'static {
         false
     }
 
-    /// Called when the worker's io_uring has completed the entry that was submitted with this
-    /// token.
+    /// Called when the worker's io_uring has completed the entry with this token.
     fn on_event(&mut self, token: u32, result: i32, io: &mut QueueIo<'_>) {
         let _ = (token, result, io);
     }
@@ -172,8 +171,7 @@ pub trait Handler<R: Ring>: Send + std::fmt::Debug + 'static {
         false
     }
 
-    /// Called when the rules that the handler follows (link, offloads, filter) have changed: it
-    /// reads the new ones.
+    /// Called when the handler's rules (link, offloads, filter) have changed: it reads them anew.
     fn refresh(&mut self) {}
 
     /// True while the handler holds frames that [`Self::let_go`] may have to drop.

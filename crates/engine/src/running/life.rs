@@ -46,8 +46,7 @@ enum Discard {
 /// The state of a running queue, and the channel of its events.
 #[derive(Debug)]
 pub(crate) struct Life {
-    /// What a turn may do with the ring. Follows from the fields below; each change of these
-    /// updates it.
+    /// What a turn may do with the ring: computed from the fields below at each of their changes.
     mode: TurnMode,
     /// True if the handler drops the chains of a disabled queue.
     drops: bool,
@@ -238,8 +237,7 @@ impl Life {
         self.events.same_channel(other)
     }
 
-    /// Returns the session's mailbox, by which a worker tells the queues of one guest from
-    /// another's.
+    /// Returns the session's mailbox, which tells queues of one guest from those of another.
     pub(crate) fn guest(&self) -> &mpsc::Sender<Event> {
         &self.events
     }

@@ -101,8 +101,7 @@ pub struct RunningQueue<R: Ring, H: Handler<R>> {
     watches_port: bool,
     /// True if the handler has more to do in the next turn.
     has_more: bool,
-    /// Set while the queue drops the chains in its ring, before the order that disabled it is
-    /// answered.
+    /// Set while the queue drops the chains in its ring, before it answers the order to disable it.
     emptying: Option<Emptying>,
     giving_up: GivingUp,
 }
@@ -288,8 +287,8 @@ impl<R: Ring, H: Handler<R>> Run for RunningQueue<R, H> {
             return false;
         }
         if asks_driver && self.life.may_write() {
-            // If this read of the ring finds a fault, the queue stays hot, and its next turn
-            // reports the fault.
+            // If this read of the ring finds a fault, the queue stays hot and reports it in its
+            // next turn.
             let has_work = self.ring.enable_notifications();
             if has_work || self.ring.is_faulted() {
                 return false;

@@ -41,11 +41,11 @@ pub(crate) struct Notifier {
     unseen: u64,
 }
 
-/// Whether the last call is to be repeated.
+/// Whether and when the last call is repeated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Repeat {
     No,
-    /// A while after the queue settles, which it has not yet done.
+    /// The call is repeated some time after the queue settles, but the queue has not settled yet.
     Owed,
     At(u64),
 }
@@ -311,8 +311,7 @@ impl Notifier {
         }
     }
 
-    /// Returns when a notification that is held back must be sent, or the last one must be
-    /// repeated.
+    /// Returns when a notification that is held back must be sent, or the last one repeated.
     pub(crate) fn due_ns(&self) -> Option<u64> {
         let repeat_ns = match self.repeat {
             Repeat::At(at_ns) => Some(at_ns),
@@ -361,8 +360,7 @@ fn may_be_missed(call: Option<&Arc<Call>>) -> bool {
     call.is_some_and(|call| call.may_be_missed())
 }
 
-/// Returns how many chains the driver has made available and not got back, at the last read of the
-/// ring.
+/// Returns how many chains were available and not got back at the last read of the ring.
 fn left_in(ring: &impl Ring) -> u64 {
     [ring.in_flight(), ring.waiting(), ring.available_count()].into_iter().map(u64::from).sum()
 }

@@ -106,12 +106,10 @@ pub trait Run: Send + Debug {
     /// True if the queue pops nothing more and nothing is in flight.
     fn is_drained(&self) -> bool;
 
-    /// Returns the base: the position from which the ring is to be served next, as `GET_VRING_BASE`
-    /// returns it.
+    /// Returns the base (`GET_VRING_BASE`): the position from which the ring is to be served next.
     fn base(&self) -> Base;
 
-    /// Returns the session's mailbox, by which a worker tells the queues of one guest from
-    /// another's.
+    /// Returns the session's mailbox, which tells queues of one guest from those of another.
     fn guest(&self) -> &mpsc::Sender<Event>;
 
     /// True if `guest` is the mailbox of this queue's session.

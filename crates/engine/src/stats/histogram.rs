@@ -92,8 +92,7 @@ impl Histogram {
         self.buckets.iter().map(Counter::value).sum()
     }
 
-    /// Returns the value that `percent` of all values do not exceed, to a bucket's precision; 0 if
-    /// empty.
+    /// Returns the value that `percent` of all values do not exceed, as its bucket's; 0 if empty.
     #[must_use]
     pub fn percentile(&self, percent: u64) -> u64 {
         let rank = (self.count() * percent).div_ceil(100);
@@ -175,8 +174,7 @@ pub enum ServedOp {
     Flush,
     /// A discard, a write of zeroes or a secure erase.
     Discard,
-    /// A request that never reached the disk: one that was refused, or that asked for the disk's
-    /// serial.
+    /// A request that never reached the disk: it was refused, or asked for the disk's serial.
     Other,
 }
 

@@ -322,8 +322,7 @@ impl Worker {
         any
     }
 
-    /// Passes an event to the queue in `slot`; if the event names a generation, only to the queue
-    /// of that generation.
+    /// Passes an event to the queue in `slot`; with a generation, only to the queue of that one.
     fn on_event(&mut self, slot: u32, generation: Option<u32>, happened: Happened, event: Woken) {
         let index = slot as usize;
         let Some(found) = self.slots.get_mut(index) else { return };

@@ -73,13 +73,13 @@ impl Reports {
         self.rest_ns.store(if moved { REST_NS } else { longer_ns }, Ordering::Relaxed);
     }
 
-    /// Returns when a worker reports something: true if one is saturated.
+    /// Waits until a worker reports. Returns true if a worker is saturated.
     pub(crate) async fn hear(&self) -> bool {
         self.said.notified().await;
         self.is_saturated.swap(false, Ordering::AcqRel)
     }
 
-    /// Returns when a worker reports that it is saturated.
+    /// Waits until a worker reports that it is saturated.
     pub(crate) async fn hear_saturated(&self) {
         while !self.hear().await {}
     }

@@ -23,8 +23,7 @@ pub(super) struct Round {
     pub(super) worked: bool,
     /// The number of requests or packets that were taken.
     pub(super) taken: u64,
-    /// True if a queue has long been without work, so that it should settle although others are
-    /// busy.
+    /// True if a queue has long been without work: it should settle, though others are busy.
     pub(super) overdue: bool,
 }
 
@@ -36,7 +35,7 @@ pub(super) struct Bill {
     /// The time that has been charged already, to turns whose time was measured and to orders.
     charged_ns: u64,
     /// The slots whose queues have placed work for the kernel since the last submission, and how
-    /// much that is.
+    /// much.
     placed: Vec<(usize, u64)>,
     placed_all: u64,
     /// When the last turn ended, in a round of several guests: the submission began then.
@@ -67,18 +66,17 @@ impl Bill {
     }
 }
 
-/// Stands among the payers for a queue that has left: no slot has this number.
+/// The slot number that replaces the slot of a queue that has left in `payers`: no slot has it.
 const GONE: usize = usize::MAX;
-/// The maximum time of a round of a guest alone: a guest that becomes active waits no longer for
-/// it.
+/// The maximum time of a round of a guest alone: another guest that becomes active waits for it.
 const ROUND_NS: u64 = 200_000;
 /// If guests share the worker, the work that the turns of one place for the kernel is submitted at
 /// this size (`Ring::placed`: bytes that are copied, and some thousand for each entry) and not at
 /// the end of the round: that guest is charged, and its other queues wait for the next round.
 const PLACED_MAX: u64 = 64 << 10;
-/// The maximum of turns with work between two reads of the clock in such a round, if each took few
-/// requests or frames. A turn with work that took none continued an earlier burst, which can be
-/// long.
+/// The maximum of turns with work between two reads of the clock in a round of a guest alone, if
+/// each took few requests or frames. A turn with work that took none continued an earlier burst,
+/// which can be long.
 const TURNS_UNTIMED: u32 = 4;
 const TAKEN_UNTIMED: std::ops::RangeInclusive<usize> = 1..=4;
 
@@ -92,8 +90,7 @@ impl Worker {
         let count = self.hot.len();
         self.first = if self.first + 1 < count { self.first + 1 } else { 0 };
         self.shares.begin_round(self.serves_several(), self.now_ns);
-        // Before the turns: the guest's own turns would use up its time, and leave its orders none,
-        // in every round.
+        // Before the turns, by which the guest would use up its time and leave none for its orders.
         self.obey_put_off();
         let round_began_ns = self.now_ns;
         let mut began_ns = round_began_ns;

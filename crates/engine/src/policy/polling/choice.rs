@@ -1,32 +1,32 @@
-//! `Polling`, the operator's choice for the workers, and `Decision`, which a policy gives its
-//! worker.
+//! `Polling`: how workers poll, as the operator has configured. `Decision`: what a worker does
+//! after a turn without work.
 
-/// How workers look for work, as the operator has configured it.
+/// How workers poll for work, as the operator has configured.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Polling {
-    /// Which arm a worker uses.
+    /// The arm that workers use, or that the policy chooses it.
     pub mode: Mode,
-    /// Longest spin; `None`: what the measured wake suggests.
+    /// The longest spin, in nanoseconds; `None`: derived from the measured wake.
     pub cap_ns: Option<u64>,
 }
 
-/// Which arm a worker uses.
+/// The arm that workers use.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Mode {
-    /// The one that serves faster at present.
+    /// Each worker uses the arm that serves faster at present.
     #[default]
     Auto,
-    /// Spins up to the cap, whatever that brings.
+    /// Workers spin for up to the longest spin, whether that is faster or not.
     Always,
-    /// Sleeps at once.
+    /// Workers sleep at once.
     Never,
 }
 
 impl Polling {
-    /// Sleeps as soon as there is nothing to do.
+    /// Workers sleep as soon as they have no work.
     pub const NEVER: Self = Self { mode: Mode::Never, cap_ns: None };
 
-    /// Spins for at most this many microseconds, where that pays; 0 = never.
+    /// Each worker spins for at most this many microseconds, if that is faster; 0: never.
     #[must_use]
     pub fn up_to_us(cap_us: u32) -> Self {
         match cap_us {
@@ -36,20 +36,20 @@ impl Polling {
     }
 }
 
-/// The decision for a worker that has found nothing in a turn.
+/// What a worker does after a turn without work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Decision {
-    /// It looks again at those of its queues that had work within the last `reach_ns`.
+    /// The worker polls its queues again that had work within the last `reach_ns`.
     Look {
-        /// Longest time since a queue's last work.
+        /// The longest time since a queue's last work, in nanoseconds.
         reach_ns: u64,
     },
-    /// It lets its queues ask for notifications, and sleeps.
+    /// The worker asks for notifications on all its queues, and sleeps.
     Sleep,
 }
 
 impl Decision {
-    /// True if a queue whose last work was at `worked_at_ns` is looked at again.
+    /// True if the worker polls a queue again that last had work at `worked_at_ns`.
     #[must_use]
     #[inline]
     pub fn looks(self, now_ns: u64, worked_at_ns: u64) -> bool {

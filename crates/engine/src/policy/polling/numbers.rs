@@ -1,12 +1,12 @@
-//! `PollingNumbers`: the measurements, decisions and counts of a policy of polling.
+//! `PollingNumbers`: what a polling policy has measured, decided and counted.
 
-/// The ways in which a worker waits between two requests.
+/// How a worker waits between two requests.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Arm {
-    /// Looks on, up to the cap.
+    /// The worker polls, up to the longest spin.
     #[default]
     Spin,
-    /// Sleeps at once.
+    /// The worker sleeps at once.
     Sleep,
 }
 
@@ -19,29 +19,29 @@ impl Arm {
     }
 }
 
-/// The measurements, decisions and counts of the policy. Counts only grow.
+/// What a polling policy has measured, decided and counted. Counts only grow.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PollingNumbers {
-    /// The arm in use; during a trial the one that is tried.
+    /// The arm in use; during an epoch of the tried arm, that arm.
     pub arm: Arm,
-    /// Cost of a request when sleeping, in thousandths of its cost when spinning.
+    /// The time of a request when sleeping, in thousandths of its time when spinning.
     pub gain: u64,
-    /// CPU time of the worker for a request when spinning, in thousandths of that when sleeping.
+    /// The CPU time of a request when spinning, in thousandths of that when sleeping.
     pub effort: u64,
-    /// Time between two turns with work, averaged.
+    /// The average time between two turns with work, in nanoseconds.
     pub gap_ns: u64,
-    /// Trials begun.
+    /// The number of trials begun.
     pub trials: u64,
-    /// Trials that ended with the other arm in use.
+    /// The number of trials after which the other arm is in use.
     pub flips: u64,
-    /// Looks of such a length that another thread must have had the CPU.
+    /// The number of polls so long that another thread must have had the CPU.
     pub stolen_looks: u64,
-    /// Time spent on looks that found nothing, while spinning was the arm in use.
+    /// Nanoseconds of polls that found nothing while the worker spun.
     pub looked_spinning_ns: u64,
-    /// Time spent on looks that found nothing, while sleeping was the arm in use.
+    /// Nanoseconds of polls that found nothing just before the worker slept.
     pub looked_sleeping_ns: u64,
-    /// Spins that ended with work.
+    /// The number of spins that ended with work.
     pub spins_hit: u64,
-    /// Spins that ended with sleep.
+    /// The number of spins that ended with sleep.
     pub spins_missed: u64,
 }

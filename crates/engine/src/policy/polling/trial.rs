@@ -23,86 +23,89 @@
 use super::numbers::Arm;
 use core::ops::RangeInclusive;
 
-/// Requests of an epoch, at least: fewer do not tell the arms apart.
+/// The least number of requests of a short epoch: fewer do not tell the arms apart.
 const GLANCE_REQUESTS: u64 = 32;
-/// Nanoseconds of an epoch, at least: a shorter one measures the change from one arm to the other.
+/// The least length of a short epoch: a shorter one measures the switch from one arm to the other.
 const GLANCE_NS: u64 = 1_000_000;
-/// Requests of a long epoch, at least: several bursts of a client with many requests in flight.
+/// The least number of requests of a long epoch: several bursts of a client with many requests.
 const LONG_REQUESTS: u64 = 256;
-/// Nanoseconds of a long epoch, at least: several times what the kernel takes to move threads, and
-/// to make up for CPU time that a spinning thread has had beyond its share.
+/// The least length of a long epoch, in nanoseconds: several times as long as the kernel takes to
+/// move threads, and to compensate for a spinning thread's excess of CPU time.
 const LONG_NS: u64 = 48_000_000;
-/// An arm that is this many times as slow (in thousandths) in a glance is not tried any longer ...
+/// If a request takes more than this many thousandths of its time in the other arm in the first
+/// glance, the trial ends ...
 const SLOWER_AT_ONCE: u64 = 3000;
-/// ... and one that is so in two of them.
+/// ... and if it takes more than this many thousandths in two glances.
 const SLOWER_TWICE: u64 = 2000;
-/// One that takes less than this is worth long epochs, whenever the last ones were.
+/// If a request takes less than this many thousandths of its time in the other arm, long epochs
+/// follow, however recent the last ones were.
 const FASTER: u64 = 500;
-/// A gain outside of this range, in thousandths, is clear from a long epoch.
+/// A gain outside of this range, in thousandths, is clear after one pair of long epochs.
 const UNCLEAR: RangeInclusive<u64> = 500..=2000;
-/// One outside of this range needs no second pair of long epochs.
+/// A gain outside of this range, in thousandths, needs no second pair of long epochs.
 const UNCLEAR_LONG: RangeInclusive<u64> = 830..=1200;
-/// A worker that sleeps has spun in vain if that gained less than this: nothing is lost by sleeping
-/// on, and another pair would cost CPU time.
+/// If spinning gains less than this, in thousandths, a worker that sleeps goes on sleeping: a
+/// second pair of long epochs would only cost CPU time.
 const SPIN_IN_VAIN: u64 = 1050;
-/// Long pairs, at most.
+/// The maximum number of pairs of long epochs in a trial.
 const LONG_PAIRS_MAX: u32 = 2;
-/// Two long epochs in a row are alike if the ratio of their costs is in this range, in thousandths.
+/// Two long epochs in a row are alike if the ratio of their times is in this range, in thousandths.
 const ALIKE: RangeInclusive<u64> = 920..=1087;
-/// Long epochs of an arm in a pair, at most: twice what the slowest change that was seen took.
+/// The most long epochs of an arm in a pair: twice as many as the slowest observed change took.
 const SETTLING_MAX: u32 = 8;
-/// An arm that is this many times as slow in its first long epoch will not make up for that.
+/// If a request in the first long epoch takes more than this many thousandths of its time in the
+/// other arm, the arm will not become the faster one, and needs no further epoch.
 const SLOWER_LONG: u64 = 1400;
 
-/// A trial follows the one before after this many times what that spent in vain in its arm ...
+/// After a trial in vain, the arm in use stays for this many times as long as the other arm was
+/// tried ...
 const TRIED_SHARE: u64 = 32;
-/// ... and more where spinning takes more than this, in thousandths, of the CPU time: a worker that
-/// sleeps spends an eighth more of it to find out whether that is right.
+/// ... and for longer, in proportion, if spinning takes more than this many thousandths of the CPU
+/// time of sleeping: a sleeping worker spends an eighth more CPU time on its trials ...
 const TRIED_EFFORT: u64 = 4000;
-/// ... but never later than this, also if the clock has jumped in a trial.
+/// ... but for no longer than this, even if the clock has jumped in the trial.
 const REST_NS_MAX: u64 = 600_000_000_000;
 
-/// Spinning takes more CPU time if it is above this, in thousandths of what sleeping takes.
+/// Spinning takes more CPU time if its effort is above this many thousandths.
 const EFFORT_MORE: u64 = 1300;
 
-/// The gain (in thousandths) above which the worker spins. Where it takes more CPU time so, the
-/// requests must be served faster in return; where it does not, it keeps their latency low, even if
-/// the rate does not depend on it.
+/// The gain, in thousandths, above which the worker spins. `at_more`: where spinning takes more CPU
+/// time, it must serve requests faster in return. `at_like`: where it takes about as much, it keeps
+/// their latency low, even if their rate stays the same.
 struct Least {
     at_more: u64,
     at_like: u64,
 }
 
-/// The gain that keeps a worker spinning.
+/// The least gain with which a spinning worker continues to spin.
 const GAIN_SPIN_KEPT: Least = Least { at_more: 1050, at_like: 970 };
-/// The gain that makes a worker begin to spin. It is higher, or noise would change the arm.
+/// The least gain with which a sleeping worker begins to spin: higher, against noise.
 const GAIN_SPIN_BEGUN: Least = Least { at_more: 1100, at_like: 1000 };
 
-/// The gain and the effort that trials have found: the means of about the last six of them.
+/// The means of the gains and efforts that the last trials (about six) have found.
 ///
-/// One trial tells little. The kernel lays the threads of a guest now beside each other and now
-/// apart, and where spinning gains 1.35 in the long run, single trials find 0.6 to 1.9.
+/// One trial tells little. The kernel places the threads of a guest sometimes on sibling CPUs and
+/// sometimes not. Where spinning gains 1.35 in the long run, single trials find 0.6 to 1.9.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Found {
-    /// Cost of a request when sleeping, in thousandths of its cost when spinning.
+    /// The time of a request when sleeping, in thousandths of its time when spinning.
     pub(super) gain: u64,
-    /// CPU time for a request when spinning, in thousandths of that when sleeping.
+    /// The CPU time of a request when spinning, in thousandths of that when sleeping.
     pub(super) effort: u64,
-    /// Of how many trials these are the means.
+    /// How many trials the means contain, up to [`TRIALS_MAX`].
     trials: u64,
 }
 
-/// The means are those of about this many trials, at most.
+/// A mean contains about this many trials at most; older ones count less.
 const TRIALS_MAX: u64 = 6;
-/// A gain outside of this range counts as its end in the mean with the next one: the load may be
-/// another one since.
+/// A mean gain is cut to this range before a trial is added, since the load may have changed.
 const REMEMBERED: RangeInclusive<u64> = 750..=1333;
 
 impl Found {
-    /// Before the first trial: the arms are alike, and that counts like one trial.
+    /// The value before the first trial: the arms are alike. It counts like one trial.
     pub(super) const NOTHING: Self = Self { gain: 1000, effort: 1000, trials: 1 };
 
-    /// The means with one more trial.
+    /// Returns the means after one more trial.
     pub(super) fn and(self, next: Self) -> Self {
         let trials = (self.trials + 1).min(TRIALS_MAX);
         let gain = self.gain.clamp(*REMEMBERED.start(), *REMEMBERED.end());
@@ -110,22 +113,22 @@ impl Found {
         Self { gain: mean(gain, next.gain), effort: mean(self.effort, next.effort), trials }
     }
 
-    /// True if a worker whose arm was `base` should spin.
+    /// True if a worker that used `base` so far must spin from now on.
     pub(super) fn says_spin(self, base: Arm) -> bool {
         let least = if base == Arm::Spin { GAIN_SPIN_KEPT } else { GAIN_SPIN_BEGUN };
         self.gain > if self.effort > EFFORT_MORE { least.at_more } else { least.at_like }
     }
 }
 
-/// The cost of the requests of one or more epochs.
+/// The time, requests and CPU time of one or more epochs.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Cost {
-    /// Time from one turn with work to the next, summed; a pause of the client counts little ...
+    /// Nanoseconds, in which a client's pause counts as a few wakes (`on_burst`) ...
     pub(super) ns: u64,
-    /// ... and here nearly all of it.
+    /// ... and nanoseconds, in which the pause counts nearly in full.
     pub(super) whole_ns: u64,
     pub(super) requests: u64,
-    /// CPU time of the worker.
+    /// Nanoseconds of CPU time of the worker's thread.
     pub(super) ran_ns: u64,
 }
 
@@ -144,77 +147,77 @@ impl Cost {
         Self { ns, whole_ns, requests: half(requests), ran_ns: half(ran_ns) }
     }
 
-    /// Time of one request.
+    /// Returns the average nanoseconds of a request.
     pub(super) fn each_ns(self) -> u64 {
         self.ns / self.requests.max(1)
     }
 
-    /// The time of a request over that of `other`, in thousandths, at least 1; with pauses as they
-    /// were, or hardly any.
+    /// Returns the time of a request divided by that of a request of `other`, in thousandths, at
+    /// least 1. `with_pauses`: the clients' pauses count nearly in full.
     fn over(self, other: Self, with_pauses: bool) -> u64 {
         let ns = |cost: Self| if with_pauses { cost.whole_ns } else { cost.ns };
         permille(product(ns(self), other.requests), product(ns(other), self.requests))
     }
 
-    /// The CPU time of a request over that of a request of `other`, in thousandths, at least 1.
+    /// Returns the CPU time of a request divided by that of `other`, in thousandths, at least 1.
     fn ran_over(self, other: Self) -> u64 {
         permille(product(self.ran_ns, other.requests), product(other.ran_ns, self.requests))
     }
 }
 
-/// So that costs of epochs with different numbers of requests are compared without a division.
+/// Multiplies a time by a number of requests, so that epochs are compared without a division.
 fn product(ns: u64, requests: u64) -> u128 {
     u128::from(ns) * u128::from(requests)
 }
 
-/// `above` over `below`, in thousandths, from 1 to 1,000,000.
+/// Returns `above` divided by `below`, in thousandths, from 1 to 1,000,000.
 fn permille(above: u128, below: u128) -> u64 {
     let share = above.saturating_mul(1000) / below.max(1);
     u64::try_from(share).unwrap_or(u64::MAX).clamp(1, 1_000_000)
 }
 
-/// How a trial goes on after a pair of epochs.
+/// The next step of a trial after a pair of epochs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Next {
-    /// With another pair.
+    /// Another pair of epochs.
     Pair,
-    /// It is over, and the arms differ so much that earlier trials do not matter.
+    /// The trial is over. The arms differ so much that earlier trials are dropped.
     Clear,
-    /// It is over, and has its say beside earlier trials.
+    /// The trial is over. Its result is averaged with those of earlier trials.
     Close,
-    /// It is over, and has shown no more than that the load is not quite another one.
+    /// The trial is over after a glance, without a result: the load has not changed much.
     Nothing,
 }
 
-/// A comparison of the arms while it runs.
+/// A trial that runs: a comparison of the two arms.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Trial {
     pub(super) spinning: Cost,
     pub(super) sleeping: Cost,
-    /// The cost of the arm in use before this trial, as (spinning, sleeping); the other arm has
-    /// none. A spin takes CPU time that is missed later, and an epoch beside one of the other arm
-    /// does not show that.
+    /// The cost of the arm in use before this trial, as (spinning, sleeping); that of the other arm
+    /// is zero. The CPU time of a spin is missed by other threads later, in the next epoch of the
+    /// other arm: so epochs of the trial alone would not show it.
     before: (Cost, Cost),
-    /// The pair that is under way.
+    /// The epochs of the present pair, as (spinning, sleeping).
     pair: (Cost, Cost),
     pairs: u32,
-    /// The long epoch before this one, if it was one of the same arm, and how many there were.
+    /// The former long epoch of the present arm, if there was one, and how many there were.
     last: Option<Cost>,
     settling: u32,
-    /// Its epochs are long by now.
+    /// True once the epochs are long.
     is_long: bool,
-    /// A glance that is not clear is not followed by long epochs.
+    /// True if the trial ends after its glances, even without a result.
     is_glance_only: bool,
-    /// Time spent in the arm that is not in use.
+    /// Nanoseconds in which the arm was used that is tried.
     pub(super) tried_ns: u64,
-    /// The averages of the arm in use. Those that the tried arm brings must not keep the worker
-    /// from looking afterwards.
+    /// The average gap and service time with the arm in use. They replace those measured with the
+    /// tried arm, which could otherwise keep the worker from spinning after the trial.
     pub(super) gap_ns: u64,
     pub(super) service_ns: u64,
 }
 
 impl Trial {
-    /// A trial beside `base`, the arm in use, and what that has cost lately.
+    /// Makes a trial against `base`, the arm in use, whose recent cost is `lately`.
     pub(super) fn new(base: Arm, lately: Cost) -> Self {
         let before = match base {
             Arm::Spin => (lately, Cost::default()),
@@ -223,12 +226,12 @@ impl Trial {
         Self { before, spinning: before.0, sleeping: before.1, ..Self::default() }
     }
 
-    /// It ends with a glance, clear or not.
+    /// Makes the trial end after its glances, even without a result.
     pub(super) fn is_glance(self) -> Self {
         Self { is_glance_only: true, ..self }
     }
 
-    /// An epoch of `arm` is over. False if it needs another one: it has not settled.
+    /// Records an epoch of `arm`. Returns false if its cost is not stable, so it needs another one.
     pub(super) fn note(&mut self, arm: Arm, epoch: Cost) -> bool {
         let (mut cost, is_over) = (epoch, !self.is_long || self.has_settled(arm, epoch));
         if is_over && let Some(last) = self.last.take() {
@@ -243,15 +246,15 @@ impl Trial {
         is_over
     }
 
-    /// True if `arm` costs after its latest long epoch what it will go on to cost, or if more of
-    /// them would not change the result.
+    /// True if the cost of `arm` is stable after its latest long epoch, or if more epochs would not
+    /// change the result.
     fn has_settled(&self, arm: Arm, epoch: Cost) -> bool {
         let (spinning, sleeping) = self.before;
         let other = match arm {
             Arm::Spin => sleeping,
             Arm::Sleep => spinning,
         };
-        // Only the arm in use has a cost before the trial.
+        // Only the arm in use has a cost from before the trial.
         let slower = if other.requests == 0 { 1000 } else { epoch.over(other, true) };
         let Some(last) = self.last else { return !(FASTER..=SLOWER_LONG).contains(&slower) };
         let change = epoch.over(last, true);
@@ -259,7 +262,7 @@ impl Trial {
         ALIKE.contains(&change) || is_worse_by_now || self.settling + 1 >= SETTLING_MAX
     }
 
-    /// Nanoseconds and requests of an epoch, at least. `trial` is `None` while no trial runs.
+    /// Returns the least nanoseconds and requests of an epoch; `None`: no trial runs.
     pub(super) fn epoch(trial: Option<&Self>) -> (u64, u64) {
         match trial {
             Some(Self { is_long: true, .. }) => (LONG_NS, LONG_REQUESTS),
@@ -267,8 +270,8 @@ impl Trial {
         }
     }
 
-    /// The arm that is tried has had a long epoch: true if it is so much faster than the arm in use
-    /// was before that this one need not be measured again.
+    /// Call after a long epoch of the tried arm. True if that arm is so much faster than the arm in
+    /// use was before the trial that the arm in use need not be measured again.
     pub(super) fn is_far_faster(&self, tried: Arm) -> bool {
         let (spinning, sleeping) = self.before;
         let (now, before) = match tried {
@@ -278,7 +281,8 @@ impl Trial {
         self.is_long && now.requests > 0 && before.over(now, true) > *UNCLEAR.end()
     }
 
-    /// Both arms have had an epoch, or that of the arm that is `tried` was enough.
+    /// Ends a pair: both arms have had an epoch, or that of the arm that is `tried` was enough.
+    /// Returns the next step.
     pub(super) fn end_pair(&mut self, tried: Arm) -> Next {
         let (spinning, sleeping) = core::mem::take(&mut self.pair);
         self.spinning.add(spinning);
@@ -297,7 +301,7 @@ impl Trial {
                 Next::Pair
             };
         }
-        // The time of a request in the tried arm over that in the other arm, in thousandths.
+        // The time of a request in the tried arm divided by that in the other arm, in thousandths.
         let slower = if tried == Arm::Sleep { gain } else { 1_000_000 / gain };
         match self.pairs {
             1 if slower > SLOWER_AT_ONCE => Next::Clear,
@@ -312,21 +316,21 @@ impl Trial {
         }
     }
 
-    /// How long `base`, the arm in use, is left alone after a trial that was in vain. A worker that
-    /// sleeps has spent CPU time on it, one that spins spends CPU time until the next one.
+    /// Returns for how long `base`, the arm in use, stays after a trial in vain. A trial of a
+    /// sleeping worker costs CPU time; a spinning worker spends CPU time until the next trial.
     pub(super) fn rest_ns(&self, base: Arm, effort: u64) -> u64 {
         let effort = if base == Arm::Sleep { effort } else { 0 };
         let share = TRIED_SHARE * effort.max(TRIED_EFFORT) / TRIED_EFFORT;
         share.saturating_mul(self.tried_ns).min(REST_NS_MAX)
     }
 
-    /// The gain and the effort of this trial by itself.
+    /// Returns the gain and the effort of this trial alone.
     pub(super) fn found(&self) -> Found {
         let effort = self.spinning.ran_over(self.sleeping);
         Found { gain: self.gain(), effort, trials: 1 }
     }
 
-    /// Cost of a request when sleeping, in thousandths of its cost when spinning.
+    /// Returns the time of a request when sleeping, in thousandths of its time when spinning.
     fn gain(&self) -> u64 {
         self.sleeping.over(self.spinning, self.is_long)
     }
