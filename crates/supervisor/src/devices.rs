@@ -54,7 +54,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
-/// The task that owns all devices of the process and carries changes out.
+/// Owns all devices of the process, and carries changes of them out, one after another.
 #[derive(Debug)]
 pub struct DeviceManager {
     shared: Arc<Shared>,
@@ -75,14 +75,14 @@ pub struct DeviceManager {
     retiring: Retiring,
     changes: ChangeSender,
     orders: mpsc::Receiver<Order>,
-    /// The generation, and the plan that is in effect.
+    /// The channel that publishes the generation and the running plan to other tasks.
     shown: watch::Sender<(u64, Arc<Plan>)>,
-    /// Each `Front` of the start has a clone, and drops it when its device listens or waits for a
-    /// resource. When all clones are dropped, [`Self::begun`] completes, and the process reports
-    /// that it is ready.
+    /// Each `Front` that is created at the start has a clone of this sender. A `Front` drops its
+    /// clone when its device listens or waits for a resource. When all clones are dropped,
+    /// [`Self::begun`] completes, and the process reports that it is ready.
     begins: Option<mpsc::Sender<()>>,
     begun: Option<mpsc::Receiver<()>>,
-    /// Background tasks, which end with the supervisor.
+    /// Tasks in the background, which are aborted when the device manager stops.
     followers: JoinSet<()>,
 }
 
@@ -228,17 +228,17 @@ impl DeviceManager {
         Ok(())
     }
 
-    /// The workers of this process.
+    /// Returns the pool of this process's worker threads.
     pub fn pool(&self) -> &Arc<Pool> {
         &self.shared.pool
     }
 
-    /// The device processes.
+    /// Returns the device processes that this supervisor runs.
     pub fn processes(&self) -> &Processes {
         &self.shared.processes
     }
 
-    /// The devices that are served, and those that wait.
+    /// Returns the registry of devices: those that are served, and those that wait.
     pub fn devices(&self) -> &Registry {
         &self.shared.devices
     }
@@ -341,7 +341,7 @@ impl DeviceManager {
         Ok(())
     }
 
-    /// Starts the task of a device.
+    /// Spawns the task that serves a device from its front.
     fn start(&mut self, front: Front) {
         let (shared, name) = (self.shared.clone(), front.wanted.plan().name.clone());
         self.tasks.start(&name, |stop| front.serve(shared, stop));
@@ -385,7 +385,7 @@ impl DeviceManager {
     }
 }
 
-/// Every socket that a process with this plan listens on.
+/// Returns every socket that a process with this plan listens on.
 fn listening(plan: &Plan) -> impl Iterator<Item = (Whose<'_>, PathBuf, SocketPermissions)> {
     let control = |(path, key): (&Path, &'static str)| {
         (Whose::Control(key), path.to_owned(), plan.daemon.private(key))
@@ -401,10 +401,10 @@ fn listening(plan: &Plan) -> impl Iterator<Item = (Whose<'_>, PathBuf, SocketPer
     plan.daemon.controls().map(control).chain(plan.devices().filter_map(device))
 }
 
-/// The command line of a device process, without its name. A device process starts as many workers
-/// as the plan gives the daemon.
+/// Returns the command line of a device process, without its name. A device process starts as many
+/// workers as the plan gives the daemon.
 pub fn process_arguments(plan: &DaemonPlan) -> Vec<OsString> {
-    // The sandbox stands first: a device process reads it before any other argument.
+    // The sandbox is the first argument: a device process reads it before any other.
     let sandbox = format!("--sandbox={}", plan.sandbox.name());
     let mut arguments: Vec<OsString> = vec!["device-process".into(), sandbox.into()];
     arguments.extend(log::arguments().into_iter().map(OsString::from));

@@ -46,7 +46,7 @@ const KERNELS_BACK_END: &str = "/sys/bus/xen-backend/drivers/vbd";
 /// The kind of disk that xen-blkback serves.
 const KERNELS_KIND: &str = "vbd";
 
-/// Why the disks of a Xen cannot be served. `at` names the key as it was typed.
+/// Why the disks of a Xen cannot be served. `at` is the wrong key, as the user wrote it.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs, reason = "the Display text says what each field is")]
 pub(crate) enum XenError {
@@ -71,7 +71,7 @@ impl From<XenError> for AssembleError {
     }
 }
 
-/// The parts that all disks of a Xen share.
+/// The parts of the process that all disks of one Xen share.
 #[derive(Debug)]
 struct Shared {
     plan: XenBlkPlan,
@@ -161,7 +161,7 @@ impl XenDisks {
         Ok(Self { shared, endpoint, store, hypervisor: Arc::new(hypervisor) })
     }
 
-    /// The name of the back-end, with which the names of its disks begin.
+    /// Returns the name of the back-end. The names of its disks begin with it.
     pub(crate) fn name(&self) -> &str {
         &self.shared.plan.name
     }
@@ -395,7 +395,7 @@ impl Disks {
     }
 }
 
-/// The name of a disk in logs, counters and the control API.
+/// Returns the name of a disk in logs, counters and the control API.
 fn disk_name(plan: &XenBlkPlan, DeviceId { kind, domain, device }: &DeviceId) -> String {
     format!("{}-{kind}-{domain}-{device}", plan.name)
 }
@@ -406,7 +406,7 @@ fn endpoint_at(path: &Path) -> StoreEndpoint {
     if is_device { StoreEndpoint::Device(path) } else { StoreEndpoint::Socket(path) }
 }
 
-/// Waits for `time`; returns true at once when `stop` turns true.
+/// Waits for `time`, and returns false. Returns true at once when `stop` turns true.
 async fn ends_within(stop: &watch::Receiver<bool>, time: Duration) -> bool {
     tokio::time::timeout(time, ended(&mut stop.clone())).await.is_ok()
 }

@@ -422,7 +422,7 @@ impl DeviceManager {
         }
     }
 
-    /// Opens a device and names its socket, outside of any change.
+    /// Opens a device and renames its socket to its path. This leaves the plan as it is.
     async fn put_together(&self, device: Wanted) -> Result<Ready, AssembleError> {
         let prepared = Prepared::all(&self.shared, vec![device.clone()]).await?;
         let prepared = prepared.into_iter().next().ok_or_else(|| failed(&device))?;

@@ -26,14 +26,14 @@ pub(super) enum Outcome {
 #[derive(Debug)]
 pub(super) enum Rest {
     Change(Box<Carried>),
-    /// Open the device again, with the deferred values of these keys.
+    /// Open the device again with its deferred plan, in which these keys have new values.
     Settle {
         device: Wanted,
         keys: Vec<String>,
     },
 }
 
-/// A change that is being carried out.
+/// A change whose leaving devices are being stopped, and the steps that are left.
 #[derive(Debug)]
 pub(super) struct Carried {
     pub(super) desired: Plan,
@@ -51,7 +51,7 @@ pub(super) struct Carried {
     pub(super) stage: Stage,
 }
 
-/// The state of the devices that a change adds or replaces.
+/// The devices that a change adds or replaces: all prepared, or some still to be opened.
 #[derive(Debug)]
 pub(super) enum Stage {
     /// All devices are opened, and their sockets have their names.

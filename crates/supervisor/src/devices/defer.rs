@@ -11,7 +11,7 @@ use manyring_serve::times::LIMIT_SEEN;
 use rustix::io::Errno;
 use std::collections::HashSet;
 
-/// The devices that a change stops, opens or alters.
+/// The devices that a change touches, by what it does to each.
 #[derive(Debug, Default)]
 pub(super) struct Work {
     pub(super) leaving: Vec<Wanted>,
@@ -113,7 +113,7 @@ impl DeviceManager {
         }
     }
 
-    /// Sets the rates of all groups to those of this plan.
+    /// Sets the rates of all groups of limits to those of this plan.
     pub(super) async fn follow_limits(&self, plan: &Plan) {
         self.shared.processes.follow_groups(&plan.limit);
         let changed = self.shared.groups.follow(&plan.limit);
@@ -170,7 +170,7 @@ impl DeviceManager {
     }
 }
 
-/// The answer to a client whose MTU the host has refused. `EINVAL` means a wrong request: the
+/// Makes the answer to a client whose MTU the host has refused. `EINVAL` means a wrong request: the
 /// interface does not support this MTU.
 fn refuse_mtu(mtu: u16, errno: Errno) -> Refused {
     match errno {

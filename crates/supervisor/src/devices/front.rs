@@ -12,19 +12,19 @@ use manyring_transport::vhost_user::{Endpoint, ListenError, serve};
 use std::sync::Arc;
 use tokio::sync::{mpsc, watch};
 
-/// A device and its vhost-user socket.
+/// A device with its vhost-user socket, from the first try to open the device to its end.
 #[derive(Debug)]
 pub(super) struct Front {
     pub(super) wanted: Wanted,
     pub(super) wait: Wait,
     pub(super) stage: Stage,
-    /// `None`: opening the device will look up the folder of its socket.
+    /// The device's endpoint and options. `None`: not known before the device is opened.
     pub(super) served: Option<Served>,
-    /// Dropped when the device listens or has to wait: the start of the daemon waits for that.
+    /// Dropped when the device listens or has to wait; the daemon's start waits for the drop.
     pub(super) begins: Option<mpsc::Sender<()>>,
 }
 
-/// Whether the device is opened.
+/// `Made`: the device is made and can be served. `Waits`: the device is still to be opened.
 #[derive(Debug)]
 pub(super) enum Stage {
     Made(Made),

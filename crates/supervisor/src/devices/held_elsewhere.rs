@@ -33,7 +33,7 @@ use tokio::sync::{OwnedSemaphorePermit, oneshot};
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
-/// A try to open a device, on another thread. `None` inside: the call has panicked.
+/// A task that tries to open a device on another thread. `None`: the call has panicked.
 pub(super) type Try = JoinHandle<Option<Result<Opened, AssembleError>>>;
 
 /// Tries to open a device on another thread, which holds the permit `call` until the host's calls
@@ -62,11 +62,11 @@ pub(super) enum First {
     Slow(Try),
 }
 
-/// A device after its first try.
+/// A device of the plan after the first try to open it.
 #[derive(Debug)]
 pub(super) struct Tried {
     pub(super) wanted: Wanted,
-    /// `None`: opening the device will look up the folder of its socket.
+    /// The device's endpoint and options. `None`: not known before the device is opened.
     pub(super) served: Option<Served>,
     pub(super) first: First,
 }
@@ -158,7 +158,7 @@ fn slow(wanted: &Wanted, served: Option<&Served>) -> AssembleError {
     }
 }
 
-/// The state of a device after its first try: opened, or still to be opened.
+/// What a device's first try has reached: the device is open, or the try goes on or is repeated.
 #[derive(Debug)]
 pub(super) enum Later {
     Opened(Opened),
@@ -166,16 +166,16 @@ pub(super) enum Later {
     Slow(Try),
 }
 
-/// How long the first tries may take.
+/// Which errors of a first try stop the start of the daemon, and how long the tries may take.
 #[derive(Debug)]
 pub(super) struct MaxWait {
-    /// `wait = 0`: a device that another process holds is refused at once.
+    /// True for `wait = 0`: a device that another process holds stops the start.
     refuses: bool,
-    /// Calls of the host have no timeout.
+    /// True if system calls that open a device have no timeout.
     waits_for_host: bool,
-    /// A device that cannot be served is no reason to refuse the others.
+    /// True if a device that cannot be served does not keep the others from being served.
     keeps_on: bool,
-    /// The time that slow calls of the host may still take, for all devices together.
+    /// The time that slow system calls may still take, for all devices together.
     left: Duration,
     /// The time that is left for other processes to release resources, for all devices together.
     held_left: Duration,
@@ -190,8 +190,8 @@ impl MaxWait {
         Self { refuses, waits_for_host: refuses, keeps_on, left: DEVICES_OPEN, held_left }
     }
 
-    /// The limits of a supervisor that takes over. If a device cannot be opened, the takeover fails
-    /// and the running supervisor continues. A device that the host opens slowly is served later.
+    /// Makes the limits of a supervisor that takes over: if a device cannot be opened, the takeover
+    /// fails and the running supervisor continues; a device that opens slowly is served later.
     pub(super) fn of_next() -> Self {
         Self { waits_for_host: false, ..Self::new(Some(0), false) }
     }
@@ -238,7 +238,7 @@ impl MaxWait {
         }
     }
 
-    /// Awaits a call of the host; `None`: the call has not returned in time.
+    /// Awaits a system call; returns `None` if the call has not returned in time.
     pub(super) async fn within<T>(&mut self, call: impl Future<Output = T>) -> Option<T> {
         let began = Instant::now();
         let limit = match self.waits_for_host {
@@ -309,7 +309,7 @@ impl Wait {
         Self { shared, wanted, since: Instant::now(), reason: None }
     }
 
-    /// The device.
+    /// Returns the plan of the device that waits.
     pub(super) fn wanted(&self) -> &Wanted {
         &self.wanted
     }
@@ -360,7 +360,7 @@ impl Wait {
         tokio::time::sleep((self.since.elapsed() / 8).clamp(shortest, longest)).await;
     }
 
-    /// Shows a device that waited as served.
+    /// Shows the device as served, if it was shown as waiting.
     pub(super) fn end(&mut self, made: &Made) {
         // A device that never waited is shown already.
         if self.reason.take().is_some() {
@@ -393,7 +393,7 @@ impl Wait {
         }
     }
 
-    /// Returns when the device is opened.
+    /// Tries to open the device until it is open, and returns it. Each new error is shown.
     pub(super) async fn opened(&mut self, later: Later) -> Opened {
         let mut attempt = match later {
             Later::Opened(opened) => return opened,

@@ -4,14 +4,14 @@ use super::admit::is_bound;
 use crate::model::{Order, Refused};
 use std::collections::VecDeque;
 
-/// Changes of one user to one device that are put off at a time. Further ones are refused.
+/// The most put-off changes of one user to one device. Further ones are refused.
 const OF_DEVICE_MAX: usize = 2;
-/// Changes of one user that are put off at a time.
+/// The most put-off changes of one user, to all devices together.
 const OF_USER_MAX: usize = 4;
-/// Changes of root, and of the daemon's user, that are put off at a time: tools run as these users
-/// change the devices of many guests.
+/// The most put-off changes of root, and of the daemon's user: tools run as these users change the
+/// devices of many guests.
 const OF_ROOT_MAX: usize = 16;
-/// Changes of all other users that are put off at a time.
+/// The most put-off changes of all other users together.
 const PUT_OFF_MAX: usize = 64;
 
 /// The changes that are put off, the oldest first.
@@ -41,8 +41,8 @@ impl PutOff {
     fn has_room(&self, Order { change, who, follows, .. }: &Order) -> bool {
         let asked = || self.0.iter().filter(|order| !order.follows);
         let of_user = asked().filter(|order| order.who.uid == who.uid);
-        // The daemon itself asks for these, a bounded number for each device, and does not ask
-        // again.
+        // Changes of the daemon itself are never refused: each device causes a bounded number of
+        // them, and the daemon does not ask again.
         if *follows {
             return true;
         }

@@ -74,7 +74,7 @@ impl Calls {
     }
 }
 
-/// A device that is being prepared. `socket`: `None` until it is bound.
+/// A device that is being prepared; its socket may not be bound yet.
 #[derive(Debug)]
 struct Begun {
     wanted: Wanted,
@@ -93,7 +93,7 @@ impl Begun {
         }
     }
 
-    /// Waits for the socket, and then for the device.
+    /// Waits until the socket is bound, and then until the device is opened.
     async fn answered(&mut self, calls: Calls, limit: Instant) -> Result<Opened, AssembleError> {
         let Self { wanted, served, socket } = self;
         if let (Some(bound), Endpoint::Listen { path, .. }) = (calls.bound, &served.endpoint) {

@@ -74,7 +74,7 @@ impl Held {
     }
 }
 
-/// The device as it is after a step.
+/// Returns the device as it is after a step; `None` if the step leaves no device.
 fn coming(step: &Step) -> Option<&Wanted> {
     match &step.what {
         What::Add(device) | What::Change(device, ..) => Some(device),
@@ -95,7 +95,7 @@ fn is_used(step: &Step, device: &Wanted) -> bool {
     }
 }
 
-/// An event for the device manager.
+/// The next thing that the device manager has to do.
 #[derive(Debug)]
 pub(super) enum Next {
     /// The next change to handle, and the lock that keeps takeovers from beginning.
@@ -112,7 +112,7 @@ pub(super) struct Retiring {
     held: HashMap<u64, Held>,
     next: u64,
     put_off: PutOff,
-    /// Changes that are handled next, in this order.
+    /// Changes that are handled before new ones, in this order.
     turn: VecDeque<Order>,
 }
 

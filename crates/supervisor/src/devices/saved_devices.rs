@@ -25,9 +25,9 @@ pub(super) struct Keep {
 #[derive(Debug, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 struct Record {
-    /// The user who has asked for the device.
+    /// The id of the user who asked for the device.
     uid: u32,
-    /// The request.
+    /// The keys of the device and their values, as in the request.
     device: Value,
 }
 
@@ -184,7 +184,7 @@ fn read(path: &Path, allowed: &[PathBuf]) -> Result<Wanted, String> {
     admitted(device, record.uid, allowed).map_err(|denied| denied.to_string())
 }
 
-/// Replaces a file as a whole, or removes it.
+/// Replaces a file by one with this text, or removes it (`None`); durable when it returns.
 fn put(folder: &Path, path: &Path, text: Option<&[u8]>) -> io::Result<()> {
     match text {
         None => match std::fs::remove_file(path) {

@@ -79,8 +79,8 @@ impl DeviceManager {
     }
 }
 
-/// Returns when the interfaces are closed: whoever uses one of them next must not find it in use.
-/// Bounded, as the end of a device process is.
+/// Returns when the interfaces are closed, so that their next user can open them; or after a
+/// timeout, as a device process that the kernel does not end keeps its interface.
 async fn closed(interfaces: impl IntoIterator<Item = Weak<dyn Port>>) {
     let all: Vec<_> = interfaces.into_iter().collect();
     let are_closed = async {

@@ -18,14 +18,14 @@ pub type Keys = serde_json::Map<String, serde_json::Value>;
 pub enum Change {
     /// Create or replace a device of the control API.
     Put {
-        /// The device.
+        /// The device, as the request describes it.
         device: Wanted,
         /// The keys of the request, as they are saved.
         text: String,
     },
     /// Change live keys of a device.
     Patch {
-        /// The device.
+        /// The name of the device.
         name: String,
         /// The keys that change.
         keys: Keys,
@@ -33,43 +33,43 @@ pub enum Change {
     /// Set the MTU of an interface, even if the plan already has this value: somebody else may
     /// have changed the interface.
     Mtu {
-        /// The device.
+        /// The name of the network device that has the interface.
         name: String,
-        /// In bytes, as the interface counts it.
+        /// The MTU in bytes, as the interface counts it.
         mtu: u16,
     },
     /// Replace the keys of a group of `[[limit]]`.
     Limit {
         /// The name of the group.
         group: String,
-        /// All keys that it has from now on.
+        /// All keys of the group after the change.
         keys: Keys,
     },
     /// Carry out the deferred changes of a device whose session has ended.
     Settle {
-        /// The device.
+        /// The name of the device.
         name: String,
     },
     /// Remove a device.
     Delete {
-        /// The device.
+        /// The name of the device.
         name: String,
-        /// Remove it even if a front-end uses it.
+        /// True: remove the device even if a front-end uses it.
         force: bool,
     },
     /// Replace the devices of the configuration file by those of this plan.
     All {
-        /// The configuration.
+        /// The plan of the configuration file.
         plan: Box<Plan>,
-        /// Return the steps, and change nothing.
+        /// True: return the steps, and change nothing.
         dry_run: bool,
-        /// Refuse the change unless this is the present generation.
+        /// The generation that the client has read: any other present one refuses the change.
         if_match: Option<u64>,
     },
 }
 
 impl Change {
-    /// The device that the change names; `None` for a change of a group or of the whole plan.
+    /// Returns the device that the change names; `None` for a change of a group or whole plan.
     pub(crate) fn device(&self) -> Option<&str> {
         match self {
             Self::Put { device, .. } => Some(&device.plan().name),
@@ -82,7 +82,7 @@ impl Change {
     }
 }
 
-/// The steps that were carried out, or would be.
+/// The result of a change: its steps were carried out, or (`dry_run`) would be.
 #[derive(Clone, Debug, Deserialize, Serialize, utoipa::ToSchema)]
 pub struct Done {
     /// The generation: how many changes the daemon has carried out.
@@ -119,7 +119,7 @@ pub enum Refused {
 pub struct Order {
     pub(crate) change: Change,
     pub(crate) who: Who,
-    /// The daemon itself asks for the change, because a session has ended.
+    /// True if the daemon itself asks for the change, because a session has ended.
     pub(crate) follows: bool,
     pub(crate) answer: oneshot::Sender<Result<Done, Refused>>,
 }

@@ -17,7 +17,7 @@ pub(crate) struct Event {
     pub(crate) device: String,
     /// `serving`, `waiting` or `failed` (its state has changed), `removed`, `connected`, `left`.
     pub(crate) event: &'static str,
-    /// Why the device is not served.
+    /// Why the device is not served; `None` if the event tells no reason.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) reason: Option<String>,
 }
@@ -32,7 +32,7 @@ pub struct Since {
     pub(crate) events: Vec<Event>,
 }
 
-/// The last events. Clones share them.
+/// The latest events of all devices. Clones share them.
 #[derive(Clone, Debug)]
 pub struct Events {
     kept: Arc<Mutex<VecDeque<Event>>>,
@@ -61,7 +61,7 @@ impl Events {
         self.last.send_replace(number);
     }
 
-    /// The events after number `since`.
+    /// Returns the events after number `since`.
     pub fn since(&self, since: u64) -> Since {
         let kept = self.lock();
         let last = *self.last.borrow();
@@ -72,7 +72,7 @@ impl Events {
         Since { last, lost, events: kept.iter().filter(is_new).cloned().collect() }
     }
 
-    /// Returns when the last event has another number than `since`.
+    /// Returns when there are events that a client which knows number `since` has not seen.
     pub async fn wait(&self, since: u64) {
         let _ = self.last.subscribe().wait_for(|last| *last != since).await;
     }

@@ -9,7 +9,7 @@ use tokio::sync::Semaphore;
 /// A device that is served.
 #[derive(Debug)]
 pub struct Controlled {
-    /// The values of the device that the API shows.
+    /// The view of the device that the API shows: its state, settings and counters.
     pub view: DeviceView,
     /// Permits one change at a time: while the host hangs, each further change would block a
     /// thread.
@@ -24,7 +24,7 @@ impl Controlled {
         *self.pending.lock().unwrap_or_else(PoisonError::into_inner) = keys;
     }
 
-    /// The keys whose new values wait for the end of the session.
+    /// Returns the keys whose new values wait for the end of the session.
     pub fn pending_keys(&self) -> Vec<String> {
         self.pending.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
@@ -53,7 +53,7 @@ pub struct Waiting {
 }
 
 impl Waiting {
-    /// The device's state, as the API shows it.
+    /// Returns the device's state, as the API shows it.
     pub fn state(&self) -> &'static str {
         if self.is_failed { "failed" } else { "waiting" }
     }
@@ -93,7 +93,7 @@ impl Registry {
         self.entries.write().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// All devices, as they are at this moment.
+    /// Returns all devices, as they are at this moment.
     pub fn all(&self) -> Vec<Entry> {
         self.read().clone()
     }
@@ -112,7 +112,7 @@ impl Registry {
         }
     }
 
-    /// The devices that are served at this moment.
+    /// Returns the devices that are served at this moment.
     pub fn served(&self) -> Vec<Arc<Controlled>> {
         let of = |entry: &Entry| match entry {
             Entry::Served(controlled) => Some(controlled.clone()),
@@ -121,7 +121,7 @@ impl Registry {
         self.read().iter().filter_map(of).collect()
     }
 
-    /// Finds the device of this name.
+    /// Returns the entry of the device with this name.
     pub fn find(&self, name: &str) -> Option<Entry> {
         self.read().iter().find(|entry| entry.name() == name).cloned()
     }
@@ -134,7 +134,7 @@ impl Registry {
         release(self.put(Entry::Served(controlled)));
     }
 
-    /// The latest events of devices.
+    /// Returns the latest events of devices.
     pub fn events(&self) -> &Events {
         &self.events
     }

@@ -4,9 +4,9 @@
 /// it.
 #[derive(Clone, Debug, Default)]
 pub struct Who {
-    /// The user.
+    /// The user id of the process.
     pub uid: u32,
-    /// The process.
+    /// The process id.
     pub pid: i32,
     /// The name of the process, from /proc/PID/comm: the process can choose it.
     pub comm: String,

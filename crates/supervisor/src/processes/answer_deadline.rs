@@ -12,7 +12,7 @@ use tokio::time::{Instant, sleep_until};
 pub(super) struct AnswerDeadline {
     /// The number of the last question, and when the process last answered or was first asked.
     asked: Option<(u64, Instant)>,
-    /// Half of `PROCESS_ANSWER` has passed without an answer.
+    /// True once half of `PROCESS_ANSWER` has passed without an answer.
     is_late: bool,
 }
 

@@ -26,14 +26,14 @@ impl Budgets {
         lock(&self.stores).insert(device.to_owned(), JournalStore::new(device, queues));
     }
 
-    /// The store of a device that is about to be served.
+    /// Returns the journal store of a device that is about to be served.
     pub(super) fn store(&self, device: &str, queues: usize) -> Arc<JournalStore> {
         let store = lock(&self.stores).remove(device);
         let store = store.filter(|store| store.queues() == queues);
         store.unwrap_or_else(|| JournalStore::new(device, queues))
     }
 
-    /// The surplus of a domain.
+    /// Returns the surplus of descriptors of a domain.
     pub(super) fn surplus(&self, domain: &str) -> Surplus {
         let mut surpluses = lock(&self.surpluses);
         if let Some(surplus) = surpluses.get(domain) {

@@ -43,7 +43,7 @@ pub(super) struct ServedSwitch {
     pub(super) host: Arc<SwitchHost>,
     /// True once the switch was sent to the process.
     pub(super) is_given: watch::Sender<bool>,
-    /// The ports that were sent to the process, with their numbers. Locked while ports are sent.
+    /// The number of each port that was sent to the process, by device. Locked during sends.
     pub(super) told: tokio::sync::Mutex<BTreeMap<String, u64>>,
     /// The queue of privileged requests for the uplink. The request server serves one at a time.
     asks: Mutex<Option<mpsc::Sender<PendingRequest>>>,
@@ -57,7 +57,7 @@ impl ServedSwitch {
         Self { host, is_given, told, asks: Mutex::new(Some(asks)), asked: Mutex::new(Some(asked)) }
     }
 
-    /// The uplink of the switch, if it has one.
+    /// Returns the uplink of the switch, if it has one.
     pub(super) fn uplink(&self) -> Option<Arc<OwnedPort>> {
         self.host.uplink()
     }

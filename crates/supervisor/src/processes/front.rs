@@ -119,7 +119,7 @@ async fn stopped(stop: &mut watch::Receiver<bool>) {
     let _ = stop.wait_for(|stop| *stop).await;
 }
 
-/// Stores the handed-over front-ends of the first one's domain; returns one of another, to wait.
+/// Stores front-ends that were handed over. One of another domain than the first is returned.
 fn inherited(
     processes: &Processes,
     journals: &JournalStore,
@@ -138,7 +138,7 @@ fn inherited(
     waiting
 }
 
-/// Returns when the device has a front-end, and no device process of it runs.
+/// Returns when the device has a front-end, and no device process serves it.
 async fn orphaned(journals: &JournalStore, process: Option<&Arc<DeviceProcess>>) {
     match process {
         _ if !journals.is_used() => std::future::pending().await,
@@ -190,22 +190,22 @@ struct Front<'a> {
     waiting: Option<Waiting>,
     /// Requests to hand the device over, or to shrink its disk. Both end the device process first.
     asks: mpsc::Receiver<Asked>,
-    /// The device ends with its first session.
+    /// True if the device ends with its first session (`--one-off`).
     is_single: bool,
     failures: Failures,
 }
 
-/// The next event of a device's front.
+/// An event for the front of a device.
 enum Next {
-    /// A client has connected.
+    /// A client has connected; this is its socket.
     Came(Arc<ForeignFd>),
-    /// The client that waits can be handed to a device process.
+    /// The waiting client can be handed to a device process now.
     Ready,
-    /// The device process of the front-ends has ended.
+    /// The device process of the front-ends has ended: another one must be started.
     Orphaned,
     /// The only session of the device has ended.
     Over,
-    /// The front-end to which the supervisor had connected has left: connect to it again.
+    /// The front-end to which the supervisor had connected has disconnected: connect to it again.
     Free,
     /// The device goes to another supervisor, or its disk becomes smaller.
     Asked(Asked),
@@ -359,7 +359,7 @@ impl Front<'_> {
         aside(move || disk.resize(Some(size))).await.unwrap_or(Err(Errno::IO))
     }
 
-    /// The domain of the user who has connected.
+    /// Returns the domain of the user who has connected.
     fn domain_of(&self, socket: &ForeignFd) -> io::Result<String> {
         if self.domain != ANY_USER {
             return Ok(self.domain.to_owned());

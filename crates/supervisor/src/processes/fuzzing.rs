@@ -22,11 +22,11 @@ use std::task::{Context, Waker};
 use tokio::runtime::Runtime;
 use tokio::sync::{mpsc, watch};
 
-/// The devices that the device process was given: networks of two pairs.
+/// The network devices that the device process was given, with two queue pairs each.
 pub const DEVICES: [&str; 2] = ["a", "b"];
 const PAIRS: usize = 2;
 
-/// A network of this name, which nobody serves.
+/// Makes a network device of this name, with a port that drops every frame.
 pub(super) fn network(name: &str) -> Part {
     let options = NetOptions {
         name: name.to_owned(),
@@ -42,7 +42,7 @@ pub(super) fn network(name: &str) -> Part {
     Part { owned, view, remote: None, capture: None }
 }
 
-/// A network on a port that keeps nothing, of this many pairs.
+/// Makes the spec of a network device whose port drops every frame.
 fn null_network(queue_pairs: usize) -> DeviceSpec {
     let front_end = FrontEndSpec { handshake_timeout: 10, memory_on_disk: false, memory_max: None };
     let options = NetOptions { queue_pairs, hash_report: true, ..NetOptions::default() };
@@ -63,7 +63,7 @@ pub struct CompromisedProcess {
 }
 
 impl CompromisedProcess {
-    /// `None`: the system has no file descriptor to give.
+    /// Returns `None` if the system has no file descriptor free.
     #[must_use]
     pub fn new() -> Option<Self> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().ok()?;
@@ -95,7 +95,7 @@ impl CompromisedProcess {
         Some(Self { process, journals, counts, janitor, runtime })
     }
 
-    /// The device process, and the runtime that would start its process if it were run.
+    /// Returns the device process, and the runtime that would start its process if it were run.
     #[cfg(test)]
     pub(super) fn parts(&self) -> (&Arc<DeviceProcess>, &Runtime) {
         (&self.process, &self.runtime)

@@ -47,7 +47,7 @@ const SESSION_FDS: usize = 8;
 /// The number of the next front-end, of any device.
 static NUMBERS: AtomicU64 = AtomicU64::new(1);
 
-/// The front-ends of one device.
+/// The front-ends of one device, with their sockets and journals.
 #[derive(Debug)]
 pub(super) struct JournalStore {
     device: String,
@@ -56,7 +56,7 @@ pub(super) struct JournalStore {
     /// Reserves the descriptors that a session of the device needs.
     reserve: Reserve,
     kept: Mutex<Kept>,
-    /// The number of front-ends.
+    /// The number of front-ends in this store, as a channel that others can wait on.
     count: watch::Sender<usize>,
 }
 
@@ -80,10 +80,10 @@ impl Kept {
 struct Client {
     socket: Arc<ForeignFd>,
     journal: Arc<ForeignFd>,
-    /// The descriptors that its journal names.
+    /// The descriptors of the client's journal, by the names that its entries have.
     named: BTreeMap<u64, Vec<Arc<ForeignFd>>>,
-    /// The budget had no room for descriptors of its journal, so its session cannot be resumed if
-    /// the device process dies.
+    /// True if the budget had no room for descriptors of the journal: the session cannot be resumed
+    /// if the device process dies.
     is_lost: bool,
     /// How many device processes in a row died soon after they got this front-end.
     brief_lives: u32,
@@ -118,7 +118,7 @@ impl JournalStore {
         Arc::new(self.origin.adopt(fd, room))
     }
 
-    /// The queues of the device.
+    /// Returns the number of the device's queues.
     pub(super) fn queues(&self) -> usize {
         self.queues
     }
@@ -197,17 +197,17 @@ impl JournalStore {
         *self.count.borrow() > 0
     }
 
-    /// Returns when the device has no front-end.
+    /// Returns when the device has no front-end any more.
     pub(super) async fn unused(&self) {
         let _ = self.count.subscribe().wait_for(|count| *count == 0).await;
     }
 
-    /// Returns when the device may have another front-end.
+    /// Returns when the device has fewer front-ends than [`CLIENTS_MAX`].
     pub(super) async fn has_place(&self) {
         let _ = self.count.subscribe().wait_for(|count| *count < CLIENTS_MAX).await;
     }
 
-    /// The number of reserved descriptors that are free.
+    /// Returns the number of the device's reserved descriptors that are free.
     #[cfg(test)]
     pub(super) fn part(&self) -> usize {
         self.reserve.free()

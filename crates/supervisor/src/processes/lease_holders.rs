@@ -30,7 +30,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 /// Shortest time between two ticks: a little less than [`TICK`], since a wait may end early.
 const TICK_NS: u64 = 9_500_000;
 
-/// The groups that have a device in a device process. Clones share them.
+/// The groups of limits that have a device in a device process. Clones share them.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Leases(Arc<Mutex<Registry>>);
 
@@ -60,7 +60,7 @@ struct Part {
     lease: Mutex<Option<Arc<LeaseFiles>>>,
     /// True if the process has a lease, or gets one.
     is_leased: AtomicBool,
-    /// The account of the process in the group, and the usages that it last reported. Only the
+    /// The process's account in the group, and the usages that the process last reported. Only the
     /// divider's thread uses these.
     said: Mutex<(Account, Usages)>,
 }
@@ -73,7 +73,7 @@ struct Membership {
     part: Arc<Part>,
 }
 
-/// The group of a device in a device process.
+/// The membership of a device in its group of limits, if it has one.
 #[derive(Debug)]
 pub(super) struct InGroup {
     leases: Leases,
@@ -158,7 +158,7 @@ impl Leases {
         Membership { leases: self.clone(), group: group.to_owned(), part }
     }
 
-    /// The groups with leases.
+    /// Returns the groups with leases.
     fn leased(&self) -> Vec<Arc<Shared>> {
         let registry = self.lock();
         let is_leased = |shared: &&Arc<Shared>| !shared.leases().is_empty();
@@ -203,7 +203,7 @@ impl Shared {
         lock(&self.parts).retain(is_in);
     }
 
-    /// The processes with a lease.
+    /// Returns the processes that have a lease, with the lease's files.
     fn leases(&self) -> Vec<(Arc<Part>, Arc<LeaseFiles>)> {
         let parts = lock(&self.parts);
         parts.iter().filter_map(|part| Some((part.clone(), lock(&part.lease).clone()?))).collect()
@@ -255,7 +255,7 @@ impl Part {
     }
 }
 
-/// The thread that divides the time of groups.
+/// The state of the thread that divides the time of groups.
 struct Dividing {
     leases: Leases,
     wakes: Arc<OwnedFd>,

@@ -30,7 +30,7 @@ impl Limits {
         is_new
     }
 
-    /// The command that sets the limit of `device`.
+    /// Returns the command that sets the limit of `device`.
     pub(super) fn of(&self, device: &str) -> Command {
         let limit = self.devices.get(device).cloned().unwrap_or_default();
         let rates = said(limit.rates());
@@ -49,7 +49,7 @@ impl Processes {
         self.limits.send_if_modified(|limits| Arc::make_mut(limits).set(device, limit));
     }
 
-    /// Sets the groups of limits.
+    /// Sets the rates of the groups of limits.
     pub(crate) fn follow_groups(&self, groups: &[GroupPlan]) {
         self.leases.follow(groups);
         self.limits.send_if_modified(|limits| Arc::make_mut(limits).follow(groups));

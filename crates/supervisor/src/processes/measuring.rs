@@ -64,7 +64,7 @@ impl Measured {
 }
 
 impl Measuring {
-    /// Needs a tokio runtime, which serves the processes.
+    /// Must be called in a tokio runtime, whose tasks will serve the measuring processes.
     pub(crate) fn new(arguments: Vec<OsString>) -> Self {
         let disks = Mutex::default();
         Self { arguments: arguments.into(), runtime: Handle::current(), disks }

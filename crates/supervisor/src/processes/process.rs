@@ -48,13 +48,13 @@ pub(super) struct DeviceProcess {
     pid: AtomicU32,
     orders: mpsc::Sender<OutgoingMessage>,
     devices: Mutex<BTreeMap<String, Device>>,
-    /// The names of devices that were taken from the process.
+    /// The names of devices that the supervisor has taken from the process.
     lost: Lost,
     pub(super) threads: Threads,
     pub(super) ring: Ring,
-    /// Number of sessions that have begun.
+    /// Number of sessions that have begun in this process.
     sessions: AtomicU64,
-    /// Number of reports that were read.
+    /// Number of reports that the supervisor has read.
     reports: AtomicU64,
     /// The number of the last question that was sent to the process: a ping or a request for
     /// counters (`answers.rs`).
@@ -63,7 +63,7 @@ pub(super) struct DeviceProcess {
     counts: AtomicU64,
     /// The number of the last question that the process has answered.
     answered: watch::Sender<u64>,
-    /// False if the process has not answered the last request for counters in time.
+    /// False once the process has not answered a request for counters in time.
     answers: AtomicBool,
     quiescing: Quiescing,
     members: DomainMembers,
@@ -71,7 +71,7 @@ pub(super) struct DeviceProcess {
     switch: Option<ServedSwitch>,
 }
 
-/// A device that the process was given.
+/// A device that the supervisor has given to the process.
 #[derive(Debug)]
 struct Device {
     assigned: AssignedDevice,
@@ -128,7 +128,7 @@ impl DeviceProcess {
         *self.state.borrow()
     }
 
-    /// The domain of the process.
+    /// Returns the domain of the process.
     pub(super) fn name(&self) -> &str {
         &self.name
     }
@@ -153,12 +153,12 @@ impl DeviceProcess {
         meant.map(|(_, device)| device.assigned.counts.clone()).collect()
     }
 
-    /// The number of reports that the supervisor has read from this process.
+    /// Returns the number of reports that the supervisor has read from this process.
     pub(super) fn reports(&self) -> u64 {
         self.reports.load(Ordering::Relaxed)
     }
 
-    /// The state of the process's workers, as the process last wrote it into the file of threads.
+    /// Returns the workers' state, as the process last wrote it into the file of threads.
     pub(super) fn threads(&self) -> Workers {
         self.threads.read(&self.name, |device| self.has(device))
     }
@@ -168,7 +168,7 @@ impl DeviceProcess {
         matches!(self.state(), State::Starting | State::Serving)
     }
 
-    /// Sets the state that the process would reach.
+    /// For tests: sets the state of the process.
     #[cfg(test)]
     pub(super) fn set_state(&self, state: State) {
         self.state.send_replace(state);
@@ -478,7 +478,7 @@ impl DeviceProcess {
     }
 }
 
-/// Returns when a process has reached a state.
+/// Waits until the state of a process is `awaited`.
 async fn is(state: &mut watch::Receiver<State>, awaited: State) {
     let _ = state.wait_for(|state| *state == awaited).await;
 }

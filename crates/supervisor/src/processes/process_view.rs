@@ -7,7 +7,7 @@ use manyring_serve::worker_view::Workers;
 use serde::Serialize;
 use std::sync::Arc;
 
-/// `GET /v1/processes`
+/// A device process, as `GET /v1/processes` shows it.
 #[derive(Debug, Serialize, utoipa::ToSchema)]
 pub struct ProcessInfo {
     /// The trust domain whose devices the process serves.
@@ -15,14 +15,14 @@ pub struct ProcessInfo {
     /// `starting`, `serving`, `ending`, `stuck` (it was killed, and the kernel does not end it) or
     /// `ended` (it is started with the next connection).
     pub state: &'static str,
-    /// 0 while there is no process.
+    /// The process id; 0 while there is no process.
     pub(crate) pid: u32,
     pub(crate) devices: Vec<String>,
-    /// How often a process of this domain was started.
+    /// Number of processes that were started for this domain.
     pub starts: u64,
-    /// Messages that the present process has sent to the daemon.
+    /// Number of messages that the present process has sent to the daemon.
     pub(crate) reports: u64,
-    /// Whether the device process has answered the daemon's last request for counters in time.
+    /// True if the device process has answered the daemon's last request for counters in time.
     pub answers: bool,
     /// Resident memory of the process in bytes; 0 while there is no process.
     pub resident_bytes: u64,
@@ -31,7 +31,7 @@ pub struct ProcessInfo {
 }
 
 impl Processes {
-    /// The workers of all running device processes, as each process has last reported them.
+    /// Returns the workers of all running device processes, as each process has last reported them.
     pub fn workers(&self) -> Workers {
         let processes: Vec<_> = self.lock().values().map(|kept| kept.process.clone()).collect();
         let mut all = Workers::default();

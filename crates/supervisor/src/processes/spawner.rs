@@ -35,16 +35,16 @@ const SPARES_MAX: usize = 64;
 /// writes can fill a quarter of the socket only.
 const STDERR_SIZE: usize = 512 << 10;
 
-/// A process that was started.
+/// A process that the thread has started.
 #[derive(Debug)]
 pub(super) struct Spawned {
     pub(super) child: Child,
     /// Readable when the process has ended. The supervisor does not wait until it is reaped
     /// (`reaper.rs`).
     pub(super) pidfd: OwnedFd,
-    /// The supervisor's end of its channel.
+    /// The supervisor's end of the channel to the process.
     pub(super) socket: OwnedFd,
-    /// The supervisor's end of its standard error (`byte_stream.rs`).
+    /// The supervisor's end of the process's standard error (`byte_stream.rs`).
     pub(super) stderr: OwnedFd,
 }
 
@@ -156,7 +156,7 @@ fn orders() -> io::Result<mpsc::Sender<Order>> {
 
 #[derive(Default)]
 struct Starter {
-    /// Warm processes. The warm processes for Xen guests have other arguments.
+    /// The warm processes, one for each set of arguments: those for Xen guests have others.
     warm_processes: Vec<WarmProcess>,
     /// The arguments of the next warm process, if one is wanted and not there yet.
     wanted: Option<Arc<[OsString]>>,

@@ -68,7 +68,7 @@ impl Processes {
                 tokio::spawn(switches::keep_switch(process.clone()));
             }
             let (started, starts) = (Instant::now(), starts + 1);
-            // Each boot of a guest is a domain with a new number: forget the old ones.
+            // Each boot of a Xen guest is a domain with a new number: forget the old domains.
             kept.retain(|name, kept| {
                 let is_over =
                     kept.process.state() == State::Ended && kept.started.elapsed() > PROCESS_SHOWN;

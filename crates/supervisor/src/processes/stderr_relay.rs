@@ -19,11 +19,11 @@ use tokio::io::Interest;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep_until, timeout};
 
-/// Burst, in bytes.
+/// The most bytes that the device processes of a domain may log at once.
 const BURST: usize = 256 << 10;
-/// Rate after the burst, in bytes a second.
+/// The rate at which they may log after that, in bytes a second.
 const PER_SECOND: u32 = 32 << 10;
-/// A longer line is cut.
+/// The most bytes of a line that are relayed; a longer line is cut.
 const LINE_MAX: usize = 4096;
 /// Most bytes that the supervisor adds to a line, besides the process's name.
 const NAMED: usize = 64;
@@ -80,7 +80,7 @@ impl StderrRelay {
     }
 }
 
-/// The relay of a process that runs.
+/// The task that relays the lines of one running process.
 #[derive(Debug)]
 pub(super) struct Following(JoinHandle<()>);
 
@@ -104,8 +104,8 @@ fn end(process: &str, line: &mut Vec<u8>) {
     }
 }
 
-/// A line that is safe for a terminal: without control sequences in any encoding, and no longer
-/// than before.
+/// Makes a line safe for a terminal: without control sequences in any encoding, and no longer than
+/// before.
 fn shown(line: &[u8]) -> String {
     let is_order = |c: &char| c.is_control() && *c != '\t';
     let mut text = String::with_capacity(line.len());
@@ -118,7 +118,7 @@ fn shown(line: &[u8]) -> String {
     text
 }
 
-/// The time in which the rate allows this number of bytes.
+/// Returns the time in which the rate allows this number of bytes.
 fn cost(bytes: usize) -> Duration {
     Duration::from_secs(bytes as u64) / PER_SECOND
 }

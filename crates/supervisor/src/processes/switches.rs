@@ -103,7 +103,7 @@ impl DeviceProcess {
         self.tell_ports(switch, &mut switch.host.ports()).await;
     }
 
-    /// Sends the process the ports that were added or removed since the last call.
+    /// Sends the process the ports of the switch that were added or removed since the last call.
     async fn tell_ports(&self, switch: &ServedSwitch, ports: &mut watch::Receiver<Ports>) {
         let mut told = switch.told.lock().await;
         ports.mark_unchanged();
@@ -185,15 +185,15 @@ impl Processes {
         }
     }
 
-    /// The switches whose uplink is an interface by AF_XDP: it has an XDP program of this
-    /// supervisor.
+    /// Returns the switches whose uplink is an AF_XDP interface, which has this supervisor's XDP
+    /// program.
     pub(super) fn bound_uplinks(&self) -> Vec<String> {
         let is_bound = |host: &Arc<SwitchHost>| host.uplink().is_some_and(|uplink| is_xdp(&uplink));
         let all = self.switches.all_apart().into_iter().filter(is_bound);
         all.map(|host| host.name().to_owned()).collect()
     }
 
-    /// The messages that hand the uplinks of all switches to another supervisor. The device
+    /// Returns the messages that hand the uplinks of all switches to another supervisor. The device
     /// processes of ports have quiesced.
     ///
     /// # Errors

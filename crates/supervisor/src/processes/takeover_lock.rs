@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use tokio::sync::{OwnedRwLockReadGuard, OwnedRwLockWriteGuard, RwLock};
 use tokio::time::timeout;
 
-/// Held by the changes that are under way, or by a takeover.
+/// The lock between changes and a takeover, and what the changes under way wait for.
 #[derive(Debug, Default)]
 pub(super) struct TakeoverLock {
     /// Read-locked by each change, and write-locked by a takeover.
@@ -20,13 +20,13 @@ pub(super) struct TakeoverLock {
 pub(crate) struct Awaited {
     /// The names of the devices that must stop before a change continues.
     pub(crate) devices: Vec<String>,
-    /// The switches that are removed, or get other settings, when these have ended.
+    /// The names of the switches that are removed or changed when these devices have stopped.
     pub(crate) switches: Vec<String>,
 }
 
 impl TakeoverLock {
-    /// Waits until all changes that have begun are done, and takes the lock that keeps others from
-    /// beginning.
+    /// Waits until all changes that have begun are done, and takes the lock that keeps further
+    /// changes from beginning.
     ///
     /// # Errors
     /// One line: a change takes longer than a takeover waits.

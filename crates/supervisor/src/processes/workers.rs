@@ -5,13 +5,13 @@ use manyring_config::plan::DevicePlan;
 use std::collections::HashMap;
 use std::sync::{MutexGuard, PoisonError};
 
-/// The workers that a process must have, so that the chosen ones serve the queues of a device.
+/// Returns the least number of workers that a process needs for the device's `queue_workers`.
 pub(crate) fn workers_of(device: &DevicePlan) -> usize {
     device.queue_workers.iter().max().map_or(0, |last| last + 1)
 }
 
 impl Processes {
-    /// Notes that the process of `domain` is to have a device: its user has connected.
+    /// Records that the process of `domain` is to have a device, because its user has connected.
     pub(super) fn assign(&self, device: &str, domain: &str) {
         let mut fronts = self.fronts.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(front) = fronts.get_mut(device).filter(|front| front.domain != domain) {
@@ -19,8 +19,9 @@ impl Processes {
         }
     }
 
-    /// The workers that a process of `domain` must have, so that the chosen ones serve the queues
-    /// of all its devices. A device that any user may have counts for the domain that has it.
+    /// Returns the least number of workers with which a process of `domain` can serve the
+    /// `queue_workers` of all its devices. A device that any user may have counts for the domain
+    /// that has it.
     pub(super) fn workers_for(&self, domain: &str) -> usize {
         let fronts = self.fronts.lock().unwrap_or_else(PoisonError::into_inner);
         let is_its = |of: &&Registered| of.domain == domain && !of.asks.is_closed();

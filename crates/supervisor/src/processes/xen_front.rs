@@ -42,7 +42,7 @@ pub(crate) struct XenLent {
 #[derive(Debug)]
 pub(crate) struct XenLentRing {
     pub(crate) ring: XenRing,
-    /// The event channel, and the journal of the ring.
+    /// The event channel of the ring, and the ring's journal.
     pub(crate) fds: Vec<OwnedFd>,
 }
 
@@ -78,7 +78,7 @@ impl XenEndings {
     }
 }
 
-/// The supervisor's part of a disk.
+/// The supervisor's part of a Xen guest's disk that a device process serves.
 #[derive(Debug)]
 pub(crate) struct XenFront {
     processes: Processes,
@@ -90,13 +90,13 @@ pub(crate) struct XenFront {
     request_servers: JoinSet<Option<Ending>>,
     endings: Arc<XenEndings>,
     taken: Option<Taken>,
-    /// The device process of `taken`.
+    /// The device process that has the disk, for others to watch.
     process: watch::Sender<Option<Arc<DeviceProcess>>>,
-    /// The number of the last connection of this disk.
+    /// The number of the disk's last connection to a front-end.
     number: u64,
 }
 
-/// The device process that has the disk.
+/// The device process that has the disk, and the disk's state in it.
 #[derive(Debug)]
 struct Taken {
     process: Arc<DeviceProcess>,
@@ -111,7 +111,7 @@ pub(crate) struct XenServed {
     pub(crate) faults: mpsc::Receiver<String>,
 }
 
-/// The device process of the connection.
+/// The device process that serves the connection.
 #[derive(Debug)]
 pub(crate) struct XenProcess(Arc<DeviceProcess>);
 

@@ -5,12 +5,12 @@
 use manyring_protocol::message::XenReport;
 use tokio::sync::{mpsc, watch};
 
-/// Most faults that wait to be handled.
+/// The most faults of a front-end that wait to be handled.
 const FAULTS_MAX: usize = 16;
-/// Longest reason that is shown, in characters.
+/// The longest text of a device process that is shown, in characters.
 const TEXT_MAX: usize = 300;
 
-/// The state of a connection.
+/// How far the connection of a Xen disk to its front-end has come.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) enum Stage {
     /// No command was sent yet, or the rings were left.
@@ -30,7 +30,7 @@ pub(super) enum Stage {
 struct At {
     number: u64,
     stage: Stage,
-    /// The receiver of the front-end's faults.
+    /// Where faults of the front-end are sent.
     faults: Option<mpsc::Sender<String>>,
 }
 
@@ -41,16 +41,16 @@ pub(super) struct XenLine {
 }
 
 impl XenLine {
-    /// Called when the supervisor commands a connection. Returns the receiver of the connection's
-    /// faults. Faults for which its queue has no room are dropped: the first fault ends the
-    /// connection.
+    /// Called when the supervisor commands the process to connect. Returns the receiver of the
+    /// connection's faults. Faults for which its queue has no room are dropped: the first fault
+    /// ends the connection.
     pub(super) fn connects(&self, number: u64) -> mpsc::Receiver<String> {
         let (faults, command) = mpsc::channel(FAULTS_MAX);
         self.at.send_replace(At { number, stage: Stage::Connecting, faults: Some(faults) });
         command
     }
 
-    /// Called when the supervisor commands the end of the connection.
+    /// Called when the supervisor commands the process to disconnect.
     pub(super) fn disconnects(&self) {
         self.at.send_modify(|at| at.stage = Stage::Stopping);
     }
@@ -93,7 +93,7 @@ impl XenLine {
     }
 }
 
-/// The first [`TEXT_MAX`] printable characters of a device process's text, for the log and
+/// Returns the first [`TEXT_MAX`] printable characters of a device process's text, for the log and
 /// xenstore.
 fn shown(text: &str) -> String {
     text.chars().filter(|letter| (' '..='~').contains(letter)).take(TEXT_MAX).collect()

@@ -33,7 +33,7 @@ use tokio::time::Instant;
 /// The most faults that are queued for the handshake. The first one ends the connection.
 const EVENTS_MAX: usize = 16;
 
-/// Serves one disk.
+/// The supervisor's task for one disk, as the disk's handshake calls it.
 #[derive(Debug)]
 pub(super) struct XenHost {
     id: DeviceId,
@@ -45,7 +45,7 @@ pub(super) struct XenHost {
     /// Tells this task to leave the disk to the disk's next task.
     leave: watch::Sender<bool>,
     opened: Option<Opened>,
-    /// Taking over the rings failed for a reason that may pass: the disk is opened again.
+    /// True if taking over the rings failed for a reason that may pass: the disk is opened again.
     is_tried_again: bool,
     /// The task that closes the disk that was open before.
     closing: Option<JoinHandle<Option<()>>>,
@@ -60,11 +60,11 @@ struct Opened {
     served: Served,
     /// For a disk in memory: the value of the xenstore node `params`.
     in_memory: Option<String>,
-    /// Sends resizes to the handshake.
+    /// The task that sends resizes of the disk to the handshake.
     _tasks: JoinSet<()>,
 }
 
-/// Where the queues of a disk run.
+/// Where the queues of a disk run: in this process, or in a device process.
 #[derive(Debug)]
 enum Served {
     Here(Arc<XenBlkDevice>),
@@ -76,9 +76,9 @@ enum Served {
 #[derive(Debug)]
 struct Running {
     queues: Vec<QueueHandle>,
-    /// Sends faults to the handshake.
+    /// The tasks that send faults of the front-end to the handshake.
     _tasks: JoinSet<()>,
-    /// Dropped after the queues have stopped: until then pages of the domain are mapped.
+    /// Dropped after the queues have stopped, which use these grants and event channels.
     _held: (Option<Lender>, Vec<Channel>),
     /// For queues that a device process serves: the resources that stay open here.
     _kept: Option<in_device_process::Kept>,
@@ -112,7 +112,7 @@ impl XenHost {
         &self.id
     }
 
-    /// The disk's name in logs, counters and the control API.
+    /// Returns the disk's name in logs, counters and the control API.
     fn name(&self) -> String {
         disk_name(&self.shared.plan, &self.id)
     }

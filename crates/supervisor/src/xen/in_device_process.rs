@@ -44,7 +44,7 @@ struct Lent {
 }
 
 impl Apart {
-    /// A disk for the device process of its domain.
+    /// Makes the object for a disk that the device process of its domain serves.
     pub(super) fn new(id: &DeviceId, shared: &Arc<Shared>, part: Part, spec: XenBlkSpec) -> Self {
         shared.processes.limit(&disk_name(&shared.plan, id), &shared.plan.limit);
         let front = XenFront::new(&shared.processes, part, spec);

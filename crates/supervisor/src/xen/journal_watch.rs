@@ -37,7 +37,7 @@ pub(super) struct Journals {
     held: Mutex<HashMap<DeviceId, Kept>>,
 }
 
-/// The journals of a disk.
+/// The journals of one disk, and the process that writes to them.
 #[derive(Debug)]
 struct Kept {
     journals: Vec<Held>,
@@ -45,7 +45,7 @@ struct Kept {
     process: Option<XenHolder>,
 }
 
-/// The result of a check of all journals.
+/// What a check of all journals has found.
 #[derive(Debug, Default)]
 pub(super) struct Looked {
     /// Disks whose journals are gone and can be written again.
@@ -61,7 +61,7 @@ impl Journals {
         self.held.lock().unwrap_or_else(PoisonError::into_inner).insert(disk.clone(), kept);
     }
 
-    /// Stores the sizes of a disk's journals, when its queues have begun to be served.
+    /// Stores the sizes of a disk's journals, once its queues are served.
     pub(super) fn measure(&self, disk: &DeviceId) {
         let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
         let journals = held.get_mut(disk).into_iter().flat_map(|kept| &mut kept.journals);

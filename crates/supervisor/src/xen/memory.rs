@@ -21,10 +21,10 @@ pub(super) struct Memory {
 /// The bytes of a disk in memory.
 #[derive(Debug)]
 pub(super) enum Bytes {
-    /// They are in this open disk. `lies_apart`: a device process serves the disk, so its bytes are
-    /// in a file that can be handed over.
+    /// The open disk has the bytes. `lies_apart`: a device process serves the disk, so the bytes
+    /// are in a file that can be handed over.
     Disk { disk: Arc<dyn Disk>, lies_apart: bool },
-    /// They are in this file, which another supervisor handed over.
+    /// A file has the bytes; another supervisor handed it over.
     File(OwnedFd),
 }
 

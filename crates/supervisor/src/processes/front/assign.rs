@@ -18,7 +18,7 @@ use std::sync::{Arc, Weak};
 use tokio::sync::mpsc;
 /// The error for a kind of device that no device process serves.
 const UNSERVED: &str = "no device process serves a device of this kind";
-/// Why a device is given to no device process now.
+/// The error if a takeover keeps the supervisor from giving the device to a process.
 const TAKEN_OVER: &str = "a takeover by another daemon is under way";
 
 /// The spec and the file descriptors that a device process gets to serve a device.

@@ -4,7 +4,7 @@ use super::Front;
 use manyring_engine::FailureLines;
 use rustix::io::Errno;
 
-/// Which failures are logged, for each kind.
+/// Decides for each kind of failure which log lines are due.
 #[derive(Debug, Default)]
 pub(super) struct Failures {
     starts: FailureLines,

@@ -79,7 +79,7 @@ impl Source {
     pub(super) async fn next(&mut self, device: &str, journals: &JournalStore) -> Arc<ForeignFd> {
         match self {
             Self::Listens(socket, lines) => accept((socket, lines), device, journals).await,
-            // On the heap: most devices listen, and their tasks stay small.
+            // The future is on the heap: most devices listen, and their tasks stay small.
             Self::Connects(path, pause) => Box::pin(connect(path, pause, device, journals)).await,
             Self::Connected(socket) => match socket.take() {
                 Some(socket) => journals.hold(socket),

@@ -29,7 +29,7 @@ use tokio::time::timeout;
 pub struct Handoff {
     /// True if there is a running supervisor.
     pub(crate) is_there: bool,
-    /// The sockets that listen.
+    /// The listening sockets of devices and of the control API.
     pub sockets: Vec<HandedSocket>,
     /// By device: the open file description that holds an image's lock or a disk's memory, or the
     /// queues of a tap.
@@ -222,7 +222,7 @@ impl Handoff {
         std::process::exit(1);
     }
 
-    /// Takes the running supervisor out; `None` if there is none.
+    /// Returns the running supervisor, once; `None` if there is none.
     pub fn take_before(&mut self) -> Option<Before> {
         self.before.take()
     }

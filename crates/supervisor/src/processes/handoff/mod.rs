@@ -40,7 +40,7 @@ enum Reply {
     Taken {},
 }
 
-/// Locks and memory of Xen guests' disks, for the next supervisor.
+/// What a handoff carries of Xen guests' disks: locks, and disks in memory.
 #[derive(Debug, Default)]
 pub struct OfXen {
     pub(crate) locks: Vec<OwnedFd>,

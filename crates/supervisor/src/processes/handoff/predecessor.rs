@@ -45,7 +45,7 @@ enum Process {
     Unknown,
 }
 
-/// The reason why the predecessor's end of the channel was closed.
+/// How the predecessor's part in a takeover ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum End {
     /// The supervisor read all messages, and serves nobody any more.

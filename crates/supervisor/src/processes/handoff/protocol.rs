@@ -50,11 +50,11 @@ pub enum HandoffMessage {
     Locks {},
     /// The file descriptor of the memory that holds a Xen guest's disk.
     XenMemory {
-        /// The disk's kind.
+        /// The kind of the disk's back-end in xenstore, such as `vbd`.
         kind: String,
-        /// The guest's number.
+        /// The number of the guest's Xen domain.
         domain: u16,
-        /// The disk's number in its guest.
+        /// The number of the virtual device in its guest.
         device: u32,
         /// The key `params` of the disk in xenstore, by which the tool stack names its image.
         params: String,
@@ -88,7 +88,7 @@ pub enum HandoffMessage {
         device: String,
         /// The offset of the byte in the image.
         byte: i64,
-        /// The former device process could read the image, and not write to it.
+        /// True if the former device process could read the image, and not write to it.
         #[serde(default, skip_serializing_if = "std::ops::Not::not")]
         only_reads: bool,
     },
@@ -166,7 +166,7 @@ impl LingeringIo {
 #[derive(Debug)]
 pub(in crate::processes) struct Locked {
     pub(in crate::processes) byte: i64,
-    /// The device process could read the image, and not write to it.
+    /// True if the device process could read the image, and not write to it.
     pub(in crate::processes) only_reads: bool,
     /// Copies of those open files of the process on which the byte is not locked yet.
     pub(in crate::processes) unmarked: Vec<OwnedFd>,

@@ -20,13 +20,13 @@ use tokio::time::timeout;
 /// The devices of the running supervisor, by name.
 #[derive(Debug)]
 pub struct Shown {
-    /// The devices that it serves.
+    /// The devices that the running supervisor serves.
     pub served: Vec<String>,
     /// The served devices whose image a helper process of this supervisor reads.
     pub helped: Vec<String>,
     /// The served devices whose interface has an XDP program of this supervisor.
     pub bound: Vec<String>,
-    /// Devices that wait for a resource, and are tried again.
+    /// The devices that wait for a resource, and are tried again.
     pub waits: Vec<String>,
 }
 
@@ -40,7 +40,7 @@ pub struct HandoffRequest {
 }
 
 impl HandoffRequest {
-    /// Returns if the takeover fails before the request is answered.
+    /// Returns when the takeover fails while the request is not answered yet.
     pub(crate) async fn is_void(&mut self) {
         let _ = (&mut self.resumes).await;
     }

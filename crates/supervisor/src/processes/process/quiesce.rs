@@ -12,17 +12,17 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use tokio::sync::watch;
 use tokio::time::timeout;
 
-/// The state of one device process that quiesces.
+/// How far one device process has quiesced, and why it ends.
 #[derive(Debug)]
 pub(super) struct Quiescing {
-    /// The command `Quiesce` was sent.
+    /// True once the command `Quiesce` was sent.
     is_asked: AtomicBool,
     is_done: watch::Sender<bool>,
-    /// The outcome was logged.
+    /// True once the outcome was logged.
     is_told: AtomicBool,
-    /// The process ends because another supervisor or domain gets its devices, not for a fault.
+    /// True if the process ends without a fault: another supervisor or domain gets its devices.
     yields: AtomicBool,
-    /// A pidfd of the process, once the kernel has not ended it in time.
+    /// A pidfd of the process. Set if the kernel has not ended the killed process in time.
     held: OnceLock<OwnedFd>,
 }
 

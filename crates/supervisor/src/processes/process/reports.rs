@@ -107,17 +107,17 @@ impl DeviceProcess {
         !self.has(device) && self.lost.has(device)
     }
 
-    /// The uplink of the process's switch, which has the name of the process.
+    /// Returns the uplink of the process's switch, if `name` is that of the process.
     fn uplink(&self, name: &str) -> Option<Arc<OwnedPort>> {
         self.switch().filter(|_| name == self.name())?.uplink()
     }
 
-    /// The network device of this name, or the uplink.
+    /// Returns the port of the network device with this name, or the uplink.
     fn port(&self, name: &str) -> Result<Arc<OwnedPort>, String> {
         self.uplink(name).map_or_else(|| self.net(name), Ok)
     }
 
-    /// The network device of this name.
+    /// Returns the port of the network device with this name.
     fn net(&self, name: &str) -> Result<Arc<OwnedPort>, String> {
         let devices = self.lock();
         let net = devices.get(name).and_then(|device| device.assigned.net.as_ref());

@@ -16,7 +16,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 /// The sockets of one device of a device process.
 #[derive(Debug)]
 pub(super) struct Connections {
-    /// Connections that may be open.
+    /// The most connections that may be open at a time.
     max: usize,
     /// Closes the copies on its thread: a process that has the socket can make the last close take
     /// long.
