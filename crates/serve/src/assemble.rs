@@ -124,7 +124,7 @@ impl AssembleError {
         }
     }
 
-    /// The error for a file or folder that a user has named and that cannot be used.
+    /// Makes the error for a file or folder that a user has named and that cannot be used.
     pub(crate) fn unfound(place: &Place, Unfound { key, problem }: Unfound) -> Self {
         Self::Unfound { at: place.at(key), key, problem }
     }
@@ -140,7 +140,7 @@ impl AssembleError {
     }
 }
 
-/// Returns the key that caused a socket's error.
+/// Returns the configuration key that caused a socket's error.
 pub fn socket_key(error: &ListenError) -> &'static str {
     match error {
         ListenError::Owner { .. } => "socket_owner",
@@ -168,7 +168,7 @@ pub(crate) fn in_words(error: &dyn Error) -> String {
 pub struct Served {
     /// Where front-ends find the device.
     pub endpoint: Endpoint,
-    /// Limits of the device's sessions.
+    /// The options and limits of the device's sessions.
     pub options: ServeOptions,
     /// The key `socket_path` as it was typed, for errors.
     pub at: String,

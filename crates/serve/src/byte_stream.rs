@@ -22,7 +22,7 @@ use std::io::{self, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::sync::Arc;
 
-/// The supervisor's end.
+/// The supervisor's end of a pair of stream sockets.
 #[derive(Debug)]
 pub struct ByteStream {
     /// `None` only after `drop` has passed the socket to the janitor.
@@ -103,7 +103,7 @@ impl Drop for ByteStream {
     }
 }
 
-/// Descriptors that arrived with a message. The janitor closes the descriptors that are not taken.
+/// The descriptors that arrived with a message. The janitor closes those that are not taken.
 #[derive(Debug)]
 pub struct Brought {
     fds: Vec<OwnedFd>,

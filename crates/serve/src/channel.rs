@@ -27,7 +27,7 @@ pub struct Channel {
     janitor: Arc<Janitor>,
 }
 
-/// The descriptors of a message without descriptors.
+/// The empty list of descriptors, for a message that has none.
 pub const NO_FDS: &[OwnedFd] = &[];
 
 /// A message that arrived: its bytes and its descriptors.

@@ -39,7 +39,7 @@ pub async fn change<T: DeserializeOwned>(
     ask(control, exchange(control, method, path, body), CLIENT_ANSWER + host).await
 }
 
-/// Waits for an answer, and parses it.
+/// Sends a request, waits for the answer, and parses it.
 async fn ask<T: DeserializeOwned>(
     control: &Path,
     exchange: impl Future<Output = Result<Bytes, String>>,
@@ -76,7 +76,7 @@ async fn exchange(
     }
 }
 
-/// The outcome of one attempt.
+/// The outcome of one attempt to get an answer.
 enum Answer {
     Done(Bytes),
     /// The daemon did not carry the request out, because of too many clients or changes: try

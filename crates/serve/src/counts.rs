@@ -27,7 +27,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 pub struct Counts {
     shown: Arc<DeviceStats>,
     remote: Option<Arc<Remote>>,
-    /// The port, if it belongs to a switch: then its counters are shown.
+    /// The device's port, if it belongs to a switch: the port's counters are then shown.
     port: Option<Arc<dyn Port>>,
     file: Mutex<OwnedFd>,
     /// The sums of the counters of former device processes, by queue.
@@ -46,7 +46,7 @@ impl Counts {
         Ok(Self { shown, remote, port, file, before, of_port_before })
     }
 
-    /// Adds the port: its counters are shown if it belongs to a switch.
+    /// Sets the device's port, whose counters are shown if the port belongs to a switch.
     pub fn of_port(self, port: Option<Arc<dyn Port>>) -> Self {
         Self { port, ..self }
     }
@@ -55,7 +55,7 @@ impl Counts {
         self.port.as_ref()?.counted()
     }
 
-    /// Replaces the file by a blank one. Returns its descriptor for the next device process.
+    /// Makes an empty file in place of the former one; returns its descriptor for the next process.
     pub fn begin(&self) -> Result<OwnedFd, Errno> {
         let queues = self.before.lock().unwrap_or_else(PoisonError::into_inner).len();
         let file = blank(queues)?;
@@ -139,9 +139,9 @@ fn queue_numbers(file: &OwnedFd, queues: usize, index: usize) -> Option<Vec<u64>
     Some(bytes.as_chunks().0.iter().map(|word| u64::from_ne_bytes(*word)).collect())
 }
 
-/// Numbers of a connection: 1 (the slot is in use), flags, and four counters.
+/// The count of numbers for a connection: 1 (the slot is in use), flags, and four counters.
 const OF_CONNECTION: usize = 6;
-/// The flags: connected; shared by several queues.
+/// Bits of the flags: the connection is up; several queues share it.
 const IS_UP: u64 = 1;
 const IS_SHARED: u64 = 2;
 

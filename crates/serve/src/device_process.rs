@@ -48,7 +48,7 @@ use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use xen::ProcessXen;
 
-/// Most reports of the devices that wait to be sent to the supervisor.
+/// The most reports of devices that wait to be sent to the supervisor.
 const SAID_MAX: usize = 64;
 /// Most connections of one device that wait for its session to accept them.
 const CLIENTS_MAX: usize = 16;

@@ -14,7 +14,7 @@ pub enum FdError {
     /// The descriptor is not open.
     #[error("{fd} is not open: {errno}")]
     Closed {
-        /// Number of the descriptor.
+        /// The number of the descriptor.
         fd: i32,
         /// The errno of the failed call.
         errno: Errno,
@@ -23,13 +23,13 @@ pub enum FdError {
     /// are that this process opens, and an inherited one is not.
     #[error("{fd} was not passed to this process")]
     Own {
-        /// Number of the descriptor.
+        /// The number of the descriptor.
         fd: i32,
     },
     /// The descriptor is open, but no unix socket.
     #[error("{fd} is not a unix socket")]
     Kind {
-        /// Number of the descriptor.
+        /// The number of the descriptor.
         fd: i32,
     },
 }

@@ -22,10 +22,10 @@ use tokio::sync::mpsc;
 
 /// Number of token buckets in a group.
 pub(super) const BUCKETS: usize = size_of::<Usages>() / size_of::<Usage>();
-/// Words of the two files.
+/// Numbers of 64-bit words in one copy: of the grants, and of the usage.
 const GRANTS: usize = 1 + BUCKETS;
 const USAGE: usize = BUCKETS * (2 + LEVELS);
-/// Bytes of the longer file.
+/// Size in bytes of the longer file, with both copies.
 const BYTES_MAX: usize = 2 * USAGE * size_of::<u64>();
 
 /// The files of a lease, in the supervisor.
@@ -128,7 +128,7 @@ fn write(file: impl AsFd, words: &[u64]) {
     let _ = rustix::io::pwrite(file, &bytes[..len], 0);
 }
 
-/// Reads the words of a file; `None`: its two copies differ.
+/// Reads the words of a file. `None`: its two copies differ, so a write is in progress.
 fn read<const WORDS: usize>(file: impl AsFd) -> Option<[u64; WORDS]> {
     let mut bytes = [0; BYTES_MAX];
     let len = 2 * WORDS * size_of::<u64>();

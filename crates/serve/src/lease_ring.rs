@@ -9,7 +9,7 @@ use std::sync::{Arc, OnceLock};
 #[derive(Debug, Default)]
 pub struct Ring {
     has_rung: AtomicBool,
-    /// An eventfd of the supervisor; not set while the process has no lease.
+    /// The eventfd that wakes the supervisor's thread; not set while the process has no lease.
     wakes: OnceLock<Arc<OwnedFd>>,
 }
 

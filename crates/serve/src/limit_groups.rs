@@ -6,7 +6,7 @@ use manyring_engine::limit::{Group, Limit, Rates};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// The groups, by name. Clones share them.
+/// The groups of limits, by name. Clones share them.
 #[derive(Clone, Debug, Default)]
 pub struct Groups(Arc<Mutex<BTreeMap<String, Arc<Group>>>>);
 

@@ -105,7 +105,7 @@ fn head(level: Level) -> &'static str {
     }
 }
 
-/// Must be called before guests are served: from then on no thread waits for standard error.
+/// Records that guests are served from now on: no thread may wait for standard error any more.
 pub fn now_serves() {
     SERVES.store(true, Ordering::Relaxed);
 }
@@ -128,7 +128,7 @@ pub fn end() {
 /// The log's level and format, as the command line gave them.
 static ARGUMENTS: OnceLock<[String; 2]> = OnceLock::new();
 
-/// Returns the options with which another process logs as this one does.
+/// Returns the command-line options with which another process logs as this one does.
 pub fn arguments() -> Vec<String> {
     let [level, format] = ARGUMENTS.get().cloned().unwrap_or_default();
     vec!["--log-level".to_owned(), level, "--log-format".to_owned(), format]
@@ -217,7 +217,7 @@ impl<'a> MakeWriter<'a> for Limited {
 /// The writer of one line; it discards a line that is not shown.
 struct Line {
     shown: bool,
-    /// The prefix of the line: the priority for the journal, or nothing.
+    /// The text before the line: its priority for systemd's journal, or nothing.
     head: &'static str,
 }
 

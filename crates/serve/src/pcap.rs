@@ -110,7 +110,7 @@ pub fn whole(bytes: &[u8]) -> Result<usize, BadRecord> {
     Ok(at)
 }
 
-/// The state that the halves and the writing thread share.
+/// The state that the port's send and receive halves and the writing thread share.
 #[derive(Debug, Default)]
 struct Capture {
     /// The file's path in messages; in a process without the file, a text with the device's name.
@@ -135,7 +135,7 @@ impl Capture {
         self.buffer.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Captures frames. For each there is its length, and a function that copies its bytes.
+    /// Captures frames, each given by its length and a function that copies its bytes.
     fn add<F: FnOnce(&mut [u8])>(&self, frames: impl Iterator<Item = (usize, F)>) {
         let now = clock_gettime(ClockId::Realtime);
         let mut buffer = self.lock();
@@ -221,8 +221,8 @@ pub struct Pcap {
 }
 
 impl Pcap {
-    /// Decorates `port`, and truncates the file at `path`. When the port is dropped, the rest is
-    /// written to the file, for two seconds at most. May block.
+    /// Decorates `port`, and truncates the file at `path`. When the port is dropped, the frames in
+    /// the buffer are written to the file, for two seconds at most. May block.
     ///
     /// # Errors
     /// The file cannot be created, or the thread cannot be started.

@@ -106,7 +106,7 @@ impl Service {
         }
     }
 
-    /// Sends a status text for the operator.
+    /// Sends the manager a status text, which it shows to the operator.
     pub fn status(&self, status: &str) {
         self.tell(format!("STATUS={}\n", one_line(status)));
     }
@@ -144,7 +144,7 @@ fn number(name: &str) -> Option<u64> {
     std::env::var(name).ok()?.parse().ok()
 }
 
-/// A status message must have one line.
+/// Replaces line ends by blanks: a status message must have one line.
 fn one_line(text: &str) -> String {
     text.replace('\n', " ")
 }

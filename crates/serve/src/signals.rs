@@ -39,7 +39,7 @@ pub fn outlive(is_asked: bool) -> Result<Option<[unix::Signal; 2]>, String> {
     Ok(asks)
 }
 
-/// The signals that end the process.
+/// The handlers of the signals that end the process: SIGTERM and SIGINT.
 #[derive(Debug)]
 pub struct Ends {
     terminate: unix::Signal,
@@ -53,7 +53,7 @@ impl Ends {
         Ok(Self { terminate: handled(Signal::TERM)?, interrupt: handled(Signal::INT)? })
     }
 
-    /// Waits for one of the signals; returns its name.
+    /// Waits for SIGTERM or SIGINT; returns the signal's name.
     pub async fn next(&mut self) -> &'static str {
         tokio::select! {
             _ = self.terminate.recv() => "SIGTERM",

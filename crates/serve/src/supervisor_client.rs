@@ -14,7 +14,7 @@ use tokio::sync::{mpsc, oneshot};
 /// The answer to a privileged request.
 #[derive(Debug, Default)]
 pub(super) struct Answer {
-    /// An errno, or 0.
+    /// The errno of the failed request; 0 if the request was carried out.
     pub(super) error: i32,
     /// The reason, if the supervisor could not connect to the NBD server.
     pub(super) failed: Option<NbdFailure>,
@@ -37,7 +37,7 @@ pub(super) enum Outgoing {
     Quiesced,
 }
 
-/// Sends requests for one device to the supervisor; the port or the disk of the device has it.
+/// Sends the requests of one device to the supervisor. The device's port or disk owns this object.
 #[derive(Clone, Debug)]
 pub(super) struct SupervisorClient {
     pub(super) device: String,
@@ -55,7 +55,7 @@ impl SupervisorClient {
         }
     }
 
-    /// Sends a request and returns the answer; `None`: the supervisor is gone.
+    /// Sends a request and waits for its answer; `None`: the supervisor is gone.
     fn answer(&self, request: PrivilegedRequest) -> Option<Answer> {
         let (answer, answered) = oneshot::channel();
         let queued = Outgoing::Request { device: self.device.clone(), request, answer };

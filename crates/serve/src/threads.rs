@@ -40,7 +40,7 @@ pub struct Threads {
 }
 
 impl Threads {
-    /// Makes an empty file.
+    /// Makes the file, without contents.
     pub fn open() -> Self {
         let (file, last, stat) = (sealed("threads", SIZE).ok(), Mutex::default(), OnceLock::new());
         Self { file: Mutex::new(file), last, stat }
@@ -65,7 +65,7 @@ impl Threads {
         self.file.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Closes the file, because the process has ended: the state is not read any more.
+    /// Closes the file, because the process has ended: nobody reads the state any more.
     pub fn end(&self) {
         *self.file() = None;
     }

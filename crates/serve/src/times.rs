@@ -14,12 +14,12 @@ pub const CLIENT_RETRY: Duration = Duration::from_millis(50);
 /// Further time for the answer while the daemon opens and closes a device. Over: the command fails;
 /// the daemon may still carry out the change.
 pub const CLIENT_OPEN: Duration = Duration::from_secs(25);
-/// The same for all devices of a configuration.
+/// As `CLIENT_OPEN`, for all devices of a configuration.
 pub const CLIENT_OPEN_ALL: Duration = Duration::from_secs(115);
-/// The same for changes that open nothing.
+/// As `CLIENT_OPEN`, for changes that open nothing.
 pub const CLIENT_AT_ONCE: Duration = Duration::ZERO;
-/// The same for a resize: ten seconds for requests in flight, and a slow host that changes a large
-/// file.
+/// As `CLIENT_OPEN`, for a resize: ten seconds for requests in flight, and a slow host that changes
+/// a large file.
 pub const CLIENT_RESIZE: Duration = Duration::from_secs(25);
 
 // Control sockets and the API.
@@ -29,7 +29,7 @@ pub const CLIENT_RESIZE: Duration = Duration::from_secs(25);
 pub const CONTROL_LISTEN: Duration = Duration::from_secs(5);
 /// Delay before the next attempt to listen on a control socket whose path another process uses.
 pub const CONTROL_LISTEN_RETRY: Duration = Duration::from_millis(200);
-/// Reading the name of a client's program from /proc, for the log. Over: the log shows no name.
+/// The name of a client's program is read in /proc, for the log. Over: the log shows no name.
 pub const CLIENT_NAME: Duration = Duration::from_millis(20);
 /// A client sends the head of a request; also the longest gap between two requests. Over: the
 /// connection is closed.
@@ -64,9 +64,9 @@ pub const LIMIT_SEEN: Duration = Duration::from_millis(100);
 /// The host opens one device, or makes its socket, at the start or in a change. Over: the start or
 /// the change continues without the device, which is shown as waiting.
 pub const DEVICE_OPEN: Duration = Duration::from_secs(1);
-/// The same for all slow devices of a start or change together.
+/// As `DEVICE_OPEN`, for all slow devices of a start or change together.
 pub const DEVICES_OPEN: Duration = Duration::from_secs(5);
-/// The same for each further device after `DEVICES_OPEN` has passed.
+/// As `DEVICE_OPEN`, for each further device after `DEVICES_OPEN` has passed.
 pub const DEVICE_OPEN_MIN: Duration = Duration::from_millis(20);
 /// First and longest delay before the next attempt to open a device that waits.
 pub const DEVICE_BACKOFF: (Duration, Duration) =
@@ -96,7 +96,7 @@ pub const CAPTURE_SETTLE: Duration = Duration::from_secs(2);
 /// The former capture into the same file closes it and drops its lock. Over: the device is shown
 /// as waiting.
 pub const CAPTURE_LOCK: Duration = Duration::from_millis(500);
-/// Delay before the next attempt to lock the file.
+/// Delay before the next attempt to lock the capture file.
 pub const CAPTURE_LOCK_RETRY: Duration = Duration::from_millis(10);
 /// The connections of a device are shut down when its device process no longer serves the device.
 /// Over: a thread continues the shutdown, and the device does not wait for it.
@@ -148,7 +148,7 @@ pub const REAP_STATUS: Duration = Duration::from_millis(100);
 pub const PROCESS_QUIT: Duration = Duration::from_secs(2);
 /// The last log lines of a process that has ended arrive. Over: they are lost.
 pub const LAST_LINES: Duration = Duration::from_millis(50);
-/// In the log, interval of lines of one sort once a burst of them is used up.
+/// In the log, the interval between lines of one sort after a burst is used up.
 pub const LOG_LINE_EACH: Duration = Duration::from_millis(100);
 /// Delay before another log line about denied calls of the same process.
 pub const DENIED_LINE_EACH: Duration = Duration::from_secs(10);
@@ -210,7 +210,7 @@ pub const HANDOFF_LOOK: Duration = Duration::from_millis(20);
 /// The disks of Xen guests stop. Over: the device processes of those that have not stopped are
 /// killed. All Xen guests pause for this time at most.
 pub const XEN_QUIESCE: Duration = Duration::from_millis(800);
-/// After that, the tasks of these disks end. Over: the disks are handed over as they are.
+/// After `XEN_QUIESCE`, the tasks of the disks end. Over: the disks are handed over as they are.
 pub const XEN_HAND_OFF: Duration = Duration::from_millis(400);
 
 // Xen.
@@ -224,7 +224,7 @@ pub const XEN_PROCESS_RETRY: Duration = Duration::from_millis(200);
 /// Another process or disk releases a file. This is needed when a guest restarts: its new disk
 /// appears before the old one is gone. Over: the disk is refused.
 pub const XEN_FILE: Duration = Duration::from_secs(10);
-/// Delay before the next attempt to open the file.
+/// Delay before the next attempt to open the file of a Xen disk.
 pub const XEN_FILE_RETRY: Duration = Duration::from_millis(100);
 /// A killed process releases an event channel. Over: the connection is refused.
 pub const XEN_BIND: Duration = Duration::from_secs(2);
@@ -232,11 +232,11 @@ pub const XEN_BIND: Duration = Duration::from_secs(2);
 pub const XEN_BIND_RETRY: Duration = Duration::from_millis(20);
 /// Longest time between two checks whether the journals of Xen rings exist and have their length.
 pub const XEN_JOURNALS_LOOK: Duration = Duration::from_secs(1);
-/// Shortest time between two such checks.
+/// Shortest time between two checks of the journals.
 pub const XEN_JOURNALS_MIN: Duration = Duration::from_millis(10);
-/// A process that ends releases the locks of the Xen disks. Over: the start fails.
+/// An ending process releases the locks of the Xen disks. Over: the start fails.
 pub const XEN_LOCKS: Duration = Duration::from_secs(5);
-/// Delay before the next attempt to lock them.
+/// Delay before the next attempt to take the locks of the Xen disks.
 pub const XEN_LOCKS_RETRY: Duration = Duration::from_millis(50);
 
 // Log, service manager and the end of the daemon.

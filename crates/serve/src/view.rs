@@ -4,14 +4,14 @@
 use manyring_device::HostSide;
 use manyring_transport::vhost_user::Connected;
 
-/// A device that is served.
+/// A served device, as the API shows it.
 #[derive(Clone, Debug)]
 pub struct DeviceView {
     /// The device's disk or port, and the counters of its queues.
     pub side: HostSide,
-    /// Whether a front-end is connected.
+    /// Publishes whether a front-end is connected.
     pub connected: Connected,
-    /// The device's endpoint, as a text for people.
+    /// The path or descriptor of the device's socket, as a text for people.
     pub socket: String,
     /// The origin of the device, that is, who configured it: see
     /// [`manyring_config::plan::Place::origin`].

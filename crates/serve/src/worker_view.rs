@@ -13,11 +13,11 @@ use utoipa::ToSchema;
 /// A histogram: its percentiles, and its filled buckets as pairs of largest value and count.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq, Eq, Serialize, ToSchema)]
 pub struct Summary {
-    /// Values that were counted.
+    /// The number of values.
     pub count: u64,
-    /// Sum of all values.
+    /// The sum of all values.
     pub sum: u64,
-    /// Median.
+    /// The median: half of the values are at most this.
     pub p50: u64,
     /// 90 % of the values are at most this.
     pub p90: u64,
@@ -25,35 +25,36 @@ pub struct Summary {
     pub p99: u64,
     /// The largest value.
     pub max: u64,
-    /// Pairs of a largest value and a count.
+    /// The buckets that have values: the largest value that fits each, and the number of its
+    /// values.
     pub buckets: Vec<(u64, u64)>,
 }
 
-/// `GET /v1/workers`
+/// The workers and the stuck threads, as `GET /v1/workers` returns them.
 #[derive(Clone, Debug, Default, Deserialize, Serialize, ToSchema)]
 pub struct Workers {
     /// The workers of the daemon and of its device processes.
     pub workers: Vec<WorkerInfo>,
-    /// Workers and janitors that do not come back.
+    /// Workers and janitors that a system call has blocked for long.
     #[serde(default)]
     pub stuck: Vec<StuckInfo>,
 }
 
-/// A thread that does not come back from what it does.
+/// A thread that a system call has blocked for long.
 #[derive(Clone, Debug, Deserialize, Serialize, ToSchema)]
 pub struct StuckInfo {
-    /// The device process whose thread it is; none: the daemon's own.
+    /// The device process of the thread; empty: the thread belongs to the daemon itself.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub process: String,
     /// Name of the thread.
     pub thread: String,
-    /// The device that it served then; empty if these were several.
+    /// The device that the thread served when it blocked; empty if it served several.
     pub device: String,
     /// The thread's state in `/proc`: `D` (uninterruptible sleep) or `S` (sleep).
     pub state: String,
-    /// The function of the kernel in which it waits.
+    /// The kernel function in which the thread waits.
     pub waits_in: String,
-    /// Nanoseconds since it began what it does not come back from.
+    /// Nanoseconds since the thread began the blocking call.
     pub stuck_ns: u64,
 }
 
@@ -70,46 +71,46 @@ impl StuckInfo {
     }
 }
 
-/// One worker thread.
+/// A worker, as `GET /v1/workers` shows it.
 #[derive(Clone, Debug, Deserialize, Serialize, ToSchema)]
 pub struct WorkerInfo {
-    /// The device process whose worker it is; none: the daemon's own.
+    /// The device process of the worker; empty: the worker belongs to the daemon itself.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub process: String,
     /// Index of the worker in its process.
     pub index: usize,
-    /// Its thread runs: it ends for want of queues, and is started again on demand.
+    /// True while the worker has a thread: without queues it ends, and starts again on demand.
     #[serde(default)]
     pub running: bool,
-    /// The CPUs that it is bound to.
+    /// The CPUs to which the worker is bound.
     #[serde(default)]
     pub cpus: Option<Vec<usize>>,
-    /// The NUMA node whose CPUs these are, if the worker follows its guests' memory.
+    /// The NUMA node of these CPUs, if the worker follows its guests' memory.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub node: Option<usize>,
     /// On a host with several NUMA nodes: of a sample of the guests' memory in this process, how
     /// many pages lie on each node.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub guest_pages: Vec<u64>,
-    /// Queues that it runs.
+    /// Number of queues that the worker serves now.
     pub queues: u64,
-    /// How often it slept.
+    /// How often the worker slept.
     pub sleeps: u64,
-    /// Nanoseconds for which it slept.
+    /// Nanoseconds for which the worker slept.
     pub slept_ns: u64,
-    /// CPU time of its thread, as the kernel counts it.
+    /// CPU time of the worker's thread in nanoseconds, as the kernel counts it.
     #[serde(default)]
     pub ran_ns: u64,
-    /// The time in which it ran, or wanted to run, and found no work.
+    /// Nanoseconds in which the worker ran, or wanted to run, and found no work.
     #[serde(default)]
     pub looked_ns: u64,
-    /// How often a device of the host made it wait.
+    /// How often the worker waited for a device of the host.
     #[serde(default)]
     pub device_waits: u64,
-    /// How long each queue paused that came from another worker.
+    /// For queues that moved here from another worker: nanoseconds for which each paused.
     #[serde(default)]
     pub pause_ns: Summary,
-    /// The numbers of its polling policy, by the names that [`manyring_engine::stats`] gives them.
+    /// The numbers of the worker's polling policy, under their names in [`manyring_engine::stats`].
     #[serde(default)]
     pub polling: BTreeMap<String, u64>,
 }

@@ -33,7 +33,7 @@ const STREAMS_MAX: usize = 4;
 /// Bytes of one read: the longest record fits.
 const BUFFER_SIZE: usize = RECORD_SIZE_MAX.next_power_of_two();
 
-/// The process that writes the capture file of a port. `Port`'s decorator or the supervisor.
+/// Which process writes the capture file of a port.
 #[derive(Debug)]
 pub enum Capture {
     /// This process: the port is decorated with a `Pcap`.
@@ -68,13 +68,13 @@ struct Orders {
     /// The streams that the thread has not begun to read. The last one belongs to the device
     /// process that serves the device now.
     next: VecDeque<ByteStream>,
-    /// A takeover is due: the thread reads the bytes that its stream holds now, and then closes the
-    /// stream.
+    /// True when a takeover is due: the thread reads the bytes that its stream holds now, and then
+    /// closes the stream.
     leaves: bool,
-    /// The thread is reading a stream.
+    /// True while the thread reads a stream.
     is_busy: bool,
     ends: bool,
-    /// The thread has ended by itself, because writing the file failed.
+    /// True once the thread has ended by itself, because writing the file failed.
     has_ended: bool,
 }
 

@@ -58,7 +58,7 @@ pub struct Means<'a> {
     pub remotely: Option<Remotely>,
 }
 
-/// A disk that was opened, and the NBD server if a device process connects to it.
+/// An opened disk, and its NBD server if a device process connects to that server.
 pub(crate) type Open = (Arc<dyn Disk>, Option<Arc<Remote>>);
 
 /// Opens a disk for the device `name`. `block_size` is the logical block size that the guest reads;
@@ -135,7 +135,7 @@ fn of_server(
     Ok((Arc::new(disk), None))
 }
 
-/// Requests of a disk in a device process to the supervisor.
+/// Wraps a device process's disk so that the disk can send requests to the supervisor.
 pub(crate) trait Supervised {
     /// Returns the disk of an NBD server. The supervisor makes its connections.
     ///

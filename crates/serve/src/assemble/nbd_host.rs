@@ -23,7 +23,7 @@ use tokio::time::{Instant, sleep_until};
 const TEXT_MAX: usize = 512;
 /// Connections that a disk may make at once, and have open, beyond one for each queue.
 const CONNECTS_MORE: u32 = 16;
-/// Sizes of disks are below this.
+/// The size of a disk in bytes is below this number.
 const SIZE_END: u64 = 1 << 63;
 
 /// Asks an NBD server for the properties of its export, in another process.
@@ -51,7 +51,7 @@ pub struct Remotely {
     pub(crate) told: Option<(NbdTarget, ExportSpec)>,
 }
 
-/// The exports of which the former supervisor told guests, by device. Clones share them.
+/// By device: the export that the former supervisor handed over. Clones share the table.
 #[derive(Clone, Debug, Default)]
 pub struct AdoptedExports(Arc<Mutex<HashMap<String, (NbdTarget, ExportSpec)>>>);
 
@@ -81,7 +81,7 @@ pub struct Remote {
     connections: Mutex<Vec<Connection>>,
     connections_max: usize,
     pace: Mutex<Rate>,
-    /// Held while a thread connects, which may take long (DNS): one connection at a time.
+    /// Locked while a thread connects, which may take long (DNS): one connection at a time.
     connecting: Arc<tokio::sync::Mutex<()>>,
 }
 
@@ -125,7 +125,7 @@ impl Remote {
         }))
     }
 
-    /// Returns the export, as the guest was told.
+    /// Returns the export with the size and flags that the guest has read.
     pub fn told(&self) -> ExportSpec {
         spec_of(&lock(&self.told))
     }
@@ -156,7 +156,7 @@ impl Remote {
         connected.map_err(|error| failure_of(&error))
     }
 
-    /// Stores the counters of connections, to be shown.
+    /// Stores the connections' counters, which the API and the metrics show.
     pub(crate) fn show(&self, connections: Vec<Connection>) {
         *lock(&self.connections) = connections;
     }
@@ -277,7 +277,7 @@ fn pace(more: u32, now: Instant) -> Rate {
     Rate::of(more.saturating_add(1), NBD_CONNECT_EACH, now)
 }
 
-/// Charges one connection to `pace`; returns when it may be made.
+/// Charges one connection to `pace`; returns the time from which it may be made.
 fn turn_of(pace: &mut Rate, now: Instant) -> Instant {
     let due = pace.due().max(now);
     pace.charge(NBD_CONNECT_EACH, now);

@@ -141,7 +141,7 @@ impl PortGrant {
 }
 
 impl LentInterface {
-    /// True if the device must look after its interface, which it does not have yet.
+    /// True while an AF_XDP port has no interface: it was deleted, or its sockets wait.
     pub(crate) fn waits(&self) -> bool {
         match self {
             Self::Tap(_) => false,
@@ -175,8 +175,8 @@ impl LentInterface {
     }
 }
 
-/// The port on lent sockets of AF_XDP. A process that cannot map them now serves its other devices,
-/// and this one without its interface until it can.
+/// Makes the port on AF_XDP sockets from the supervisor. A process that cannot map them now serves
+/// its other devices, and this one without its interface until it can.
 fn xdp(lent: Lent, queue_pairs: usize, owner: Arc<dyn Owner>) -> Result<XdpLentPort, Errno> {
     if lent.queues.is_empty() {
         return XdpLentPort::waiting(lent, queue_pairs, owner);

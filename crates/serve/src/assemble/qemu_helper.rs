@@ -202,7 +202,7 @@ struct Helper {
 /// The reason of the last child's end; `None` while no child has ended.
 type Ended = Mutex<Option<String>>;
 
-/// The QMP monitor of the running child.
+/// The QMP monitor of the running child, and a signal for the next child's.
 #[derive(Debug, Default)]
 struct Monitored {
     monitor: Mutex<Option<Monitor>>,

@@ -28,11 +28,11 @@ const MESSAGES_MAX: usize = 64;
 #[derive(Debug)]
 pub(super) struct Monitor {
     stream: BufReader<Timed>,
-    /// The child has sent its greeting and accepted `qmp_capabilities`: the monitor takes commands.
+    /// True once the child has accepted `qmp_capabilities`: the monitor takes commands.
     is_open: bool,
-    /// The child was asked to end.
+    /// True once the child was asked to end.
     is_lost: bool,
-    /// A `BLOCK_EXPORT_DELETED` event has arrived.
+    /// True once a `BLOCK_EXPORT_DELETED` event has arrived.
     is_deleted: bool,
 }
 

@@ -22,7 +22,7 @@ pub struct SwitchHost {
     ports: watch::Sender<Ports>,
     /// Locked while a device process has the uplink's descriptors.
     lent: Arc<tokio::sync::Mutex<()>>,
-    /// The task that watches the uplink's interface.
+    /// The task that watches the uplink's interface, while the switch has an uplink.
     watches: Mutex<JoinSet<()>>,
 }
 
@@ -49,7 +49,7 @@ pub struct Ports {
     all: BTreeMap<String, Numbered>,
 }
 
-/// A port with its number.
+/// A switch port with its number.
 type Numbered = (u64, Arc<SwitchPortSpec>);
 
 impl Ports {

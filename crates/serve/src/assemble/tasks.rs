@@ -99,7 +99,7 @@ impl Tasks {
         all.map(String::as_str).collect::<Vec<_>>().join(", ")
     }
 
-    /// True if no task runs.
+    /// True if the task of no device runs.
     pub fn is_empty(&self) -> bool {
         self.set.is_empty()
     }
@@ -120,7 +120,7 @@ impl Tasks {
     }
 }
 
-/// Returns the name of an endpoint in an error: its path, or `socket`.
+/// Returns the text by which an error names an endpoint: its path, or `socket`.
 fn endpoint_of(endpoint: &Endpoint) -> String {
     match endpoint {
         Endpoint::Listen { path, .. } | Endpoint::Connect { path } => path.display().to_string(),

@@ -26,7 +26,7 @@ pub enum Opened {
 /// A device whose queues run in this process, and the view of it that the API shows.
 #[derive(Debug)]
 pub struct Here {
-    /// The device, for its sessions.
+    /// The device that sessions serve to front-ends.
     pub device: Arc<dyn Device>,
     /// The view of the device that the API shows.
     pub view: DeviceView,
@@ -36,7 +36,7 @@ pub struct Here {
 /// view for the API. The supervisor has no queue, worker or session of the device.
 #[derive(Clone, Debug)]
 pub struct Part {
-    /// The disk or the port.
+    /// The disk or the port of the device, which the supervisor has opened.
     pub owned: Owned,
     /// The view of the device that the API shows.
     pub view: DeviceView,
@@ -46,7 +46,7 @@ pub struct Part {
     pub capture: Option<Arc<CaptureFile>>,
 }
 
-/// A device of the plan that was made.
+/// A device of the plan, made from its opened disk or port.
 #[derive(Debug)]
 pub enum Made {
     /// The queues of the device run in this process.

@@ -55,7 +55,7 @@ pub(super) async fn tell() {
     }
 }
 
-/// Takes the denied calls that were recorded and not logged yet; returns a text for each.
+/// Takes the denied calls that were recorded and not logged yet; returns a log text for each.
 pub(super) fn lines() -> Vec<String> {
     let (calls, _) = denied::take();
     let line =

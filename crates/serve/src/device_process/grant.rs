@@ -17,7 +17,7 @@ use manyring_protocol::spec::{BlkSpec, KindSpec, NetSpec};
 use rustix::fd::OwnedFd;
 use std::sync::Arc;
 
-/// The files and the port of a device that the supervisor has opened for this device process.
+/// The files and port that the supervisor has opened for a device of this process.
 pub(super) struct DeviceGrant {
     pub(super) port: Option<PortFacts>,
     pub(super) fds: Vec<OwnedFd>,

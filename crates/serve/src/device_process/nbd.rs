@@ -16,7 +16,7 @@ use rustix::fd::OwnedFd;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-/// Gets connected sockets of an NBD server from the supervisor.
+/// Asks the supervisor for sockets that are connected to the disk's NBD server.
 #[derive(Debug)]
 struct FromSupervisor {
     supervisor: SupervisorClient,
@@ -65,7 +65,7 @@ pub(super) async fn export(
     say(&channel, &Report::Export { found }).await;
 }
 
-/// Negotiates with the server at the other end of the socket. Blocks.
+/// Negotiates with the server at the other end of the socket, and returns its export. Blocks.
 fn found(target: NbdTarget, limit: Duration, fds: Vec<OwnedFd>) -> NbdFound {
     let NbdTarget { export, tls } = target;
     let connected = credentials::taken(fds).map_err(|errno| JoinError::Connect(errno.into()));

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
-/// The operator's settings of a network device.
+/// The operator's settings of a network device: link, MTU and announcements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Wanted {
     pub(super) link_up: bool,
@@ -77,7 +77,7 @@ impl ProcessNet {
         Ok(())
     }
 
-    /// Returns a report of the guest's settings; `None` if they are as the supervisor knows them.
+    /// Returns a report of the guest's settings; `None` if they are as in the last report.
     pub(super) fn news(&mut self, name: &str) -> Option<Report> {
         // The supervisor itself attaches the queue pairs of an interface. For other ports it must
         // be told which pairs are attached.

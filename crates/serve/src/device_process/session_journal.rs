@@ -70,15 +70,15 @@ pub(super) struct SupervisorJournal {
 /// it.
 #[derive(Debug)]
 pub struct Written {
-    /// The memfd.
+    /// The sealed memfd that holds the entries.
     pub file: OwnedFd,
-    /// Makes the bytes of each record.
+    /// Makes the bytes of each record of the journal.
     pub writer: Writer,
     /// Most entries that a session of the device can have.
     entries_max: usize,
     /// The name in each entry of the memfd, by the entry's key.
     pub names: BTreeMap<u32, u64>,
-    /// The last name that was used.
+    /// The highest name that was used.
     last: u64,
     /// Names that no entry has, and whose descriptors the supervisor still keeps.
     pub unused: Vec<u64>,
@@ -171,7 +171,7 @@ impl Written {
         steps
     }
 
-    /// Records that a step was taken.
+    /// Records that a step was carried out.
     pub fn taken(&mut self, step: &Step) {
         match step {
             // No entry names the new descriptors until the store.
@@ -265,7 +265,7 @@ impl SupervisorJournal {
         }
     }
 
-    /// Takes the steps of an update, in their order.
+    /// Carries out the steps of an update, in their order.
     async fn take(&self, update: JournalUpdate, fds: Vec<BorrowedFd<'_>>) {
         // Yield once, since a store never waits: else a front-end that sends without pause would
         // keep this thread for tens of messages in a row, while the messages of other sessions

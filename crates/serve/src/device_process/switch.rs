@@ -30,7 +30,7 @@ pub(super) struct ProcessSwitch {
     uplink: Option<ProcessUplink>,
 }
 
-/// The uplink of a switch.
+/// The uplink of the switch, and the task that carries its frames.
 struct ProcessUplink {
     facts: Facts,
     supervisor: SupervisorClient,
@@ -64,8 +64,7 @@ enum HostPort {
 }
 
 impl Interface {
-    /// The interface of these descriptors, which are opened later.
-    ///
+    /// Makes the interface from its descriptors; [`Self::open`] opens the interface.
     /// # Errors
     /// `EINVAL`: the descriptors are not those of one queue.
     fn new(
@@ -96,7 +95,7 @@ impl Interface {
             if let Some(port) = &state.port {
                 return Ok(port.port());
             }
-            // The lock is free while the memory is mapped: the control thread notes losses.
+            // Release the lock before the memory is mapped: the control thread needs it for `lose`.
             std::mem::take(&mut state.queues)
         };
         match HostPort::new(self.facts.clone(), queues, &self.supervisor) {
@@ -139,7 +138,8 @@ impl HostPort {
         Ok(match is_xdp {
             true => Self::Xdp(Arc::new(XdpLentPort::new(lent, owner)?)),
             false => {
-                // It needs no descriptor and no memory of the host, and so fails at no limit.
+                // `LentPort::new` takes no descriptor and no memory of the host, so no limit can
+                // fail it.
                 let port = LentPort::new(lent, false, owner);
                 Self::Queue(Arc::new(port.map_err(|errno| (errno, Vec::new()))?))
             }

@@ -105,14 +105,14 @@ const RINGS: &[i64] = &[
 /// write of whole blocks has made longer.
 #[rustfmt::skip]
 const TRANSFERS: &[i64] = &[
-    // `cachestat`, which has this number on every architecture.
+    // `cachestat`. The call has this number on every architecture.
     451,
     libc::SYS_fadvise64, libc::SYS_fallocate, libc::SYS_fdatasync, libc::SYS_ftruncate,
     libc::SYS_ioctl, libc::SYS_lseek, libc::SYS_pread64, libc::SYS_preadv2, libc::SYS_pwrite64,
     libc::SYS_pwritev2, libc::SYS_readv, libc::SYS_writev,
 ];
 
-/// Waits for a descriptor.
+/// Waiting for a descriptor.
 #[rustfmt::skip]
 const WAITS: &[i64] = &[
     #[cfg(target_arch = "x86_64")]
@@ -120,7 +120,7 @@ const WAITS: &[i64] = &[
     libc::SYS_ppoll,
 ];
 
-/// Calls for kicks, calls and timers.
+/// Waiting for kicks (epoll), notifying front-ends (eventfd, socket), and timers.
 #[rustfmt::skip]
 const DOORBELLS: &[i64] = &[
     #[cfg(target_arch = "x86_64")]

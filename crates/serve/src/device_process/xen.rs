@@ -80,7 +80,7 @@ impl ProcessXen {
         &self.view
     }
 
-    /// Writes the counters to the supervisor's file.
+    /// Writes the disk's counters to the supervisor's file.
     pub(super) fn count(&self) {
         counts::write(&self.counters, &self.view.side);
     }

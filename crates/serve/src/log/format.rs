@@ -12,7 +12,7 @@ pub enum LogFormat {
 }
 
 impl LogFormat {
-    /// Returns the format's name as an option.
+    /// Returns the value of `--log-format` that chooses this format.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Text => "text",

@@ -21,7 +21,7 @@ pub(super) enum Verdict {
     Drop,
 }
 
-/// The bound on the lines of one sort, and how many lines it has suppressed.
+/// The bound on lines of one sort (warnings, or info), and the number of suppressed lines.
 #[derive(Debug)]
 pub(super) struct Limit {
     rate: Rate,

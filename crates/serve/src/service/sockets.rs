@@ -37,13 +37,13 @@ pub(super) struct Handed {
 pub struct HandedSocket {
     /// The name under which the manager keeps the socket.
     pub name: String,
-    /// The socket.
+    /// The listening socket.
     pub socket: OwnedFd,
     /// The socket's path, opened with `O_PATH`.
     pub file: Option<OwnedFd>,
 }
 
-/// A socket at which this process listens: a copy, and its path.
+/// A copy of a socket at which this process listens, and the socket's path.
 #[derive(Debug)]
 pub(super) struct Listening {
     socket: OwnedFd,
