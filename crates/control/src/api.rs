@@ -38,7 +38,7 @@ pub(super) fn router(state: State, role: Role, refused: Arc<Refused>) -> Router 
         .with_state(state)
 }
 
-/// The routes of the API, with their descriptions for the OpenAPI document.
+/// Returns the routes of the API, with their descriptions for the OpenAPI document.
 pub(super) fn routes() -> OpenApiRouter<State> {
     let whole = routes!(config::show, config::replace);
     OpenApiRouter::with_openapi(openapi::Document::openapi())
@@ -64,7 +64,7 @@ pub(super) fn routes() -> OpenApiRouter<State> {
 /// The requests that a socket allows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Role {
-    /// Everything.
+    /// All requests.
     Change,
     /// `GET` and `HEAD` only.
     Read,
@@ -85,7 +85,7 @@ async fn admit(role: Role, refused: Arc<Refused>, request: Request, next: Next) 
     response
 }
 
-/// The description of this API for programs (OpenAPI 3.1).
+/// The OpenAPI 3.1 document of this API.
 #[utoipa::path(
     get,
     path = "/v1/openapi.json",
@@ -95,7 +95,7 @@ async fn show() -> impl IntoResponse {
     ([(header::CONTENT_TYPE, "application/json")], openapi_text())
 }
 
-/// The OpenAPI document as JSON. It is made at the first call.
+/// Returns the OpenAPI document as JSON. It is made at the first call.
 pub fn openapi_text() -> &'static str {
     static TEXT: OnceLock<String> = OnceLock::new();
     TEXT.get_or_init(|| {
@@ -105,7 +105,7 @@ pub fn openapi_text() -> &'static str {
     })
 }
 
-/// `GET /v1`
+/// The answer to `GET /v1`.
 #[derive(Clone, Debug, Serialize, ToSchema)]
 struct Index {
     /// The version of the daemon.
@@ -178,7 +178,7 @@ async fn device(Extract(state): Extract<State>, Name(name): Name) -> Result<Resp
     collected(move || entry(&state, &name).map(|device| state.device(&device))).await
 }
 
-/// `GET /v1/processes`
+/// The answer to `GET /v1/processes`.
 #[derive(Debug, Serialize, ToSchema)]
 struct AllProcesses {
     processes: Vec<ProcessInfo>,

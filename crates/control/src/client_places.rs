@@ -21,9 +21,9 @@ pub(super) struct Places {
 /// Whether the daemon works on a client's request or answer; a client with neither is idle.
 #[derive(Debug, Default)]
 pub(super) struct Busy {
-    /// The daemon handles a request of the client.
+    /// True while the daemon handles a request of the client.
     pub(super) asks: AtomicBool,
-    /// The client has not read all of an answer yet.
+    /// True while the client has not read all of an answer.
     pub(super) takes: AtomicBool,
 }
 
@@ -39,11 +39,11 @@ struct Taken {
     number: u64,
     uid: u32,
     busy: Arc<Busy>,
-    /// Ends the client's task.
+    /// Aborts the task that serves the client; `None` until that task has started.
     task: Option<AbortHandle>,
 }
 
-/// The place of one client; dropping it frees the place.
+/// The place of one client. Dropping this frees the place for another client.
 #[derive(Debug)]
 pub(super) struct Place {
     places: Places,

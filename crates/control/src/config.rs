@@ -20,7 +20,7 @@ use utoipa::IntoParams;
 #[into_params(parameter_in = Query)]
 #[serde(deny_unknown_fields, default)]
 pub(super) struct How {
-    /// Answer with the steps that the change would take, and change nothing.
+    /// True: answer with the steps that the change would take, and change nothing.
     dry_run: bool,
 }
 
@@ -142,7 +142,7 @@ fn wrong(error: String) -> Refusal {
     Refusal::new(StatusCode::UNPROCESSABLE_ENTITY, error)
 }
 
-/// The generation in the header `If-Match`; `None` without the header, and for `*`.
+/// Returns the generation in the header `If-Match`; `None` without the header, and for `*`.
 fn expected(headers: &HeaderMap) -> Result<Option<u64>, Refusal> {
     let value = headers.get(header::IF_MATCH).filter(|value| *value != "*");
     let Some(value) = value else { return Ok(None) };

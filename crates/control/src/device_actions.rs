@@ -23,10 +23,10 @@ use utoipa::ToSchema;
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Resize {
-    /// Bytes; whole sectors.
+    /// The new size in bytes, a multiple of 512.
     #[schema(minimum = 512, maximum = 9223372036854775296u64, multiple_of = 512)]
     size: Option<u64>,
-    /// The new size may be smaller than the present one.
+    /// True: the new size may be smaller than the present one.
     #[serde(default)]
     shrink: bool,
 }
@@ -35,7 +35,7 @@ pub(super) struct Resize {
 #[derive(Debug, Serialize, ToSchema)]
 pub(super) struct Resized {
     name: String,
-    /// Bytes.
+    /// The size of the disk in bytes after the resize.
     size: u64,
 }
 
@@ -50,7 +50,7 @@ pub(super) struct Link {
 #[derive(Debug, Serialize, ToSchema)]
 pub(super) struct Linked {
     name: String,
-    /// `up` or `down`.
+    /// The state of the link after the change: `up` or `down`.
     link: &'static str,
 }
 
@@ -58,7 +58,7 @@ pub(super) struct Linked {
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Mtu {
-    /// Bytes.
+    /// The MTU in bytes, 68 to 65535.
     #[schema(minimum = 68, maximum = 65535)]
     mtu: u64,
 }
@@ -67,7 +67,7 @@ pub(super) struct Mtu {
 #[derive(Debug, Serialize, ToSchema)]
 pub(super) struct MtuSet {
     name: String,
-    /// Bytes.
+    /// The MTU in bytes after the change.
     mtu: u16,
 }
 
@@ -290,7 +290,7 @@ async fn whole<T: Send + 'static>(
     ended.map_err(|error| Refusal::new(StatusCode::INTERNAL_SERVER_ERROR, error))
 }
 
-/// The refusal of a smaller size without `shrink`: a mistyped size would destroy the guest's data.
+/// Refuses a smaller size without `shrink`: a mistyped size would destroy the guest's data.
 fn refuse_shrink(wanted: u64, size: u64) -> Refusal {
     let error = format!(
         "size: {wanted} bytes is less than the disk has ({size}): the data beyond that would be \

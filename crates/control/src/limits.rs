@@ -12,16 +12,16 @@ use manyring_supervisor::model::{Change, Done, Who};
 use serde::Serialize;
 use utoipa::ToSchema;
 
-/// All groups.
+/// The answer to `GET /v1/limits`: all groups.
 #[derive(Debug, Serialize, ToSchema)]
 pub(super) struct Limits {
     limits: Vec<GroupInfo>,
 }
 
-/// A group, with the devices that are in it.
+/// A group of limits, with the names of its devices.
 #[derive(Debug, Serialize, ToSchema)]
 struct GroupInfo {
-    /// Name and keys of the group.
+    /// The name of the group, and the keys of its limit.
     #[serde(flatten)]
     #[schema(value_type = BTreeMap<String, serde_json::Value>)]
     group: GroupPlan,

@@ -28,7 +28,7 @@ const TIME_BOUNDS: [u32; 13] = [10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30, 32, 
 /// from 1 to 1023.
 const COUNT_BOUNDS: [u32; 6] = [1, 2, 4, 6, 8, 10];
 
-/// All metrics of the process.
+/// Returns all metrics of the process as the text of an answer.
 pub(crate) fn text(state: &State, format: Format) -> String {
     let mut out = Text::new(format);
     out.family("manyring_build", Sort::Info, None, "The program");
@@ -97,7 +97,7 @@ fn devices(out: &mut Text, state: &State) {
     }
 }
 
-/// The queue lengths of the interfaces.
+/// Writes the queue lengths of the host's interfaces (`txqueuelen`).
 fn queue_lengths(out: &mut Text, state: &State) {
     let served = state.devices.served();
     let lengths =
@@ -164,7 +164,7 @@ fn processes(out: &mut Text, state: &State) {
     }
 }
 
-/// The counters of the ports of switches; nothing if there are no ports.
+/// Writes the counters of the ports of switches; writes nothing if there are no ports.
 fn switch_ports(out: &mut Text, state: &State) {
     let mut ports = Vec::new();
     for device in state.devices.served().iter().map(|d| &d.view) {
@@ -252,8 +252,7 @@ fn workers(out: &mut Text, state: &State) {
     }
 }
 
-/// The label that names the device process, followed by a comma; empty for a worker of the daemon
-/// itself.
+/// Returns the label that names the device process, with a comma; empty for the daemon's workers.
 fn of_process(process: &str) -> String {
     if process.is_empty() { String::new() } else { format!("process=\"{process}\",") }
 }
@@ -336,7 +335,7 @@ fn sort_of(kind: Kind) -> Sort {
     }
 }
 
-/// The exported name and unit of a counter or histogram. `of` names its owner, like `queue`.
+/// Returns the exported name and unit of a counter or histogram. `of` is its owner, like `queue`.
 fn base_name(of: &str, name: &str) -> (String, Option<&'static str>) {
     if let Some(rest) = name.strip_prefix("bytes_") {
         (format!("manyring_{of}_{rest}_bytes"), Some("bytes"))
@@ -371,7 +370,7 @@ fn filled(out: &mut Text, is_time: bool, labels: &str, filled: &[(u64, u64)], su
     out.part("_sum", labels, number(sum));
 }
 
-/// Nanoseconds as seconds, exactly.
+/// Formats nanoseconds as seconds, without rounding.
 fn seconds(ns: u64) -> String {
     let text = format!("{}.{:09}", ns / 1_000_000_000, ns % 1_000_000_000);
     let short = text.trim_end_matches('0');

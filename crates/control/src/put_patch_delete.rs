@@ -21,7 +21,7 @@ use utoipa::IntoParams;
 #[into_params(parameter_in = Query)]
 #[serde(deny_unknown_fields, default)]
 pub(super) struct Force {
-    /// Remove the device although a front-end is connected.
+    /// True: remove the device although a front-end is connected.
     force: bool,
 }
 
@@ -112,7 +112,7 @@ pub(super) async fn delete(
     Ok(StatusCode::NO_CONTENT)
 }
 
-/// The HTTP answer for a change that the supervisor refused.
+/// Makes the HTTP answer to a change that the supervisor refused.
 pub(super) fn refuse(refused: Refused) -> Refusal {
     let status = match &refused {
         Refused::Missing(_) => StatusCode::NOT_FOUND,

@@ -12,7 +12,7 @@ use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
 use tokio::time::Instant;
 
-/// Lines of one user that are logged without a pause between them.
+/// The number of lines of one user that are logged without a pause.
 const AT_ONCE: u32 = 10;
 /// Users whose lines are counted apart, at most. All further users share one count.
 const USERS_MAX: usize = 64;
@@ -91,7 +91,7 @@ impl Refused {
     }
 }
 
-/// The first `max` bytes of a text, followed by `..` if the text is longer.
+/// Returns the first `max` bytes of a text, followed by `..` if the text is longer.
 fn shortened(text: &str, max: usize) -> Cow<'_, str> {
     if text.len() <= max {
         return text.into();

@@ -67,7 +67,7 @@ impl<S: Send + Sync> FromRequest<S> for Body {
 }
 
 impl Body {
-    /// The body as a JSON object.
+    /// Parses the body as a JSON object.
     pub(super) fn keys(&self) -> Result<Keys, Refusal> {
         let keys: Option<Keys> = self.read()?;
         keys.ok_or_else(|| bad("body: is null, not an object".to_owned()))

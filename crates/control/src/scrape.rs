@@ -59,13 +59,13 @@ pub(super) async fn metrics(
     })
 }
 
-/// All values of a header that holds a list, also if the request repeats the header.
+/// Returns all values of a header that holds a list, also if the request repeats the header.
 fn listed(headers: &HeaderMap, name: header::HeaderName) -> String {
     let values = headers.get_all(name).iter().filter_map(|value| value.to_str().ok());
     values.collect::<Vec<_>>().join(",")
 }
 
-/// Whether gzip is among the encodings that the client accepts.
+/// True if gzip is among the encodings that the client accepts.
 fn takes_gzip(accepted: &str) -> bool {
     accepted.split(',').any(|coding| {
         let mut parts = coding.split(';').map(str::trim);

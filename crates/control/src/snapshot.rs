@@ -17,14 +17,14 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use utoipa::ToSchema;
 
-/// `GET /v1/devices`
+/// The answer to `GET /v1/devices`.
 #[derive(Clone, Debug, Deserialize, Serialize, ToSchema)]
 pub struct Devices {
     /// All devices, in the order of their names.
     pub devices: Vec<DeviceInfo>,
 }
 
-/// `GET /v1/devices/{name}`
+/// One device, as `GET /v1/devices/{name}` shows it.
 #[derive(Clone, Debug, Deserialize, Serialize, ToSchema)]
 pub struct DeviceInfo {
     /// Name of the device.
@@ -55,7 +55,7 @@ pub struct DeviceInfo {
     /// decides the domain, and no user has connected yet.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub process: Option<String>,
-    /// Whether a front-end is connected.
+    /// True while a front-end is connected.
     pub connected: bool,
     /// Path of the socket to which the front-end connects.
     pub socket: String,
@@ -67,18 +67,18 @@ pub struct DeviceInfo {
 #[derive(Clone, Debug, Deserialize, Serialize, ToSchema)]
 #[serde(untagged)]
 pub enum Detail {
-    /// A disk.
+    /// The values of a disk.
     Blk {
         /// The image, memory or server that holds the disk's bytes.
         disk: String,
-        /// Bytes.
+        /// The size of the disk in bytes.
         size: u64,
-        /// Whether the disk is read-only for the guest.
+        /// True if the disk is read-only for the guest.
         read_only: bool,
-        /// Bytes: the logical block size of the disk's geometry.
+        /// The logical block size of the disk's geometry, in bytes.
         #[serde(default)]
         logical_block_size: u32,
-        /// Bytes: the physical block size of the host's medium. Writing less than such a block
+        /// The physical block size of the host's medium, in bytes. Writing less than such a block
         /// costs extra work.
         #[serde(default)]
         physical_block_size: u32,
@@ -86,25 +86,25 @@ pub enum Detail {
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         connections: Vec<ConnectionInfo>,
     },
-    /// A network device.
+    /// The values of a network device.
     Net {
         /// The port that sends and receives the frames.
         port: String,
-        /// The host's interface.
+        /// The name of the host's interface, if the port is an interface.
         interface: Option<String>,
-        /// Address of the guest.
+        /// The MAC address of the guest.
         mac: String,
-        /// Bytes: the MTU that the device reports to the guest, if it reports one.
+        /// The MTU in bytes that the device reports to the guest, if it reports one.
         mtu: Option<u16>,
-        /// Bytes: the MTU of the host's interface.
+        /// The MTU in bytes of the host's interface.
         host_mtu: Option<u16>,
-        /// `up` or `down`.
+        /// The state of the guest's link: `up` or `down`.
         link: String,
         /// Queue pairs that the device has.
         queue_pairs: usize,
         /// Queue pairs that the host may use now.
         attached_pairs: usize,
-        /// How many frames may wait for the guest in the interface. Absent: the port has no queues
+        /// How many frames may wait in the interface for the guest. Absent: the port has no queues
         /// of the host, or another process opened them.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         txqueuelen: Option<QueueLength>,
@@ -115,17 +115,17 @@ pub enum Detail {
         #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
         switch: BTreeMap<String, u64>,
     },
-    /// A device that is not served yet: its size, MTU and so on are not known.
+    /// A device that is not served yet: its size, MTU and other values are not known.
     Waiting {},
 }
 
 /// How many frames may wait for a guest in the queues of its interface that the host uses.
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize, ToSchema)]
 pub struct QueueLength {
-    /// Frames, in all these queues together; 0: unknown.
+    /// The number of frames for all these queues together; 0: unknown.
     pub frames: u32,
-    /// Who has chosen them: `auto`, `operator`, or `host`, where each queue has the length of the
-    /// interface.
+    /// Who has chosen the number: `auto`, `operator`, or `host`, where each queue has the length of
+    /// the interface.
     pub source: String,
     /// How often the length of the interface was changed.
     pub changes: u64,
@@ -158,7 +158,7 @@ impl From<QueueLengthInfo> for QueueLength {
 /// The connection of a queue to the server of its disk.
 #[derive(Clone, Debug, Deserialize, Serialize, ToSchema)]
 pub struct ConnectionInfo {
-    /// Whether there is a connection.
+    /// True while the connection is up.
     pub up: bool,
     /// Whether the queue shares the connection with other queues, because the server accepts no
     /// more connections.
@@ -166,26 +166,26 @@ pub struct ConnectionInfo {
     pub shared: bool,
     /// How often the connection was lost.
     pub losses: u64,
-    /// Requests that the server has not answered.
+    /// Number of requests that the server has not answered.
     pub in_flight: u64,
-    /// Bytes to the server.
+    /// Bytes that were sent to the server.
     pub bytes_sent: u64,
-    /// Bytes from the server.
+    /// Bytes that were received from the server.
     pub bytes_received: u64,
 }
 
-/// One queue of a device.
+/// A queue of a device, with its counters.
 #[derive(Clone, Debug, Deserialize, Serialize, ToSchema)]
 pub struct QueueInfo {
     /// Index of the queue in its device.
     pub index: usize,
-    /// The usual name of a network queue: `rx0`, `tx0`, .. from the guest's side, and `ctrl`.
+    /// The usual name of a network queue, seen from the guest: `rx0`, `tx0`, .., or `ctrl`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
     /// The average size of a network queue's packets, in bytes without the virtio-net header.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub packet_size_average: Option<u64>,
-    /// The share of a network queue's packets that are to be segmented, 0 to 1.
+    /// The share, 0 to 1, of a network queue's packets that are GSO packets, not segmented yet.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gso_share: Option<f64>,
     /// The counters of the queue, by their names.
@@ -265,7 +265,7 @@ fn switch_counters(counters: &PortCounters) -> BTreeMap<String, u64> {
     counters.all().into_iter().map(|counter| (counter.name.to_owned(), counter.value)).collect()
 }
 
-/// The name of a network queue.
+/// Returns the name of a network queue, like `rx0`; that of the control queue is `ctrl`.
 fn queue_name(index: usize, is_control: bool) -> String {
     match index {
         _ if is_control => "ctrl".to_owned(),
@@ -332,18 +332,18 @@ impl QueueInfo {
         Self { index, name: None, packet_size_average, gso_share, counters, histograms }
     }
 
-    /// A counter's value, 0 if this daemon has none of that name.
+    /// Returns the value of a counter; 0 if the daemon that answered has no such counter.
     pub fn counter(&self, name: &str) -> u64 {
         self.counters.get(name).copied().unwrap_or(0)
     }
 
-    /// A histogram, empty if this daemon has none of that name.
+    /// Returns a histogram; empty if the daemon that answered has no such histogram.
     pub fn histogram(&self, name: &str) -> Summary {
         self.histograms.get(name).cloned().unwrap_or_default()
     }
 }
 
-/// A number as a float, to show it to people: a number above 2^53 is rounded.
+/// Converts a number to a float, to show it to people: a number above 2^53 is rounded.
 #[allow(clippy::cast_precision_loss, reason = "shown with fewer digits than a float holds")]
 pub fn as_float(n: u64) -> f64 {
     n as f64

@@ -30,7 +30,7 @@ use tokio::sync::{Semaphore, mpsc, oneshot};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
-/// A control socket.
+/// A control socket of the plan, and how far it is made.
 #[derive(Debug)]
 pub struct Bound {
     role: Role,
@@ -237,8 +237,8 @@ fn turn_away(stream: &ClientStream) {
     stream.try_write(BUSY);
 }
 
-/// The user and process that connected, as `SO_PEERCRED` says; the program's name is left empty.
-/// If the kernel gives no credentials, the user is `u32::MAX`, the number of no user.
+/// Returns the user and process that connected, as `SO_PEERCRED` says; the program's name is left
+/// empty. If the kernel gives no credentials, the user is `u32::MAX`, the number of no user.
 fn user(stream: &UnixStream) -> Who {
     let Ok(peer) = stream.peer_cred() else { return Who { uid: u32::MAX, ..Who::default() } };
     Who { uid: peer.uid(), pid: peer.pid().unwrap_or_default(), ..Who::default() }

@@ -14,13 +14,13 @@ use tokio::sync::watch;
 /// The state that the control API shows and changes.
 #[derive(Clone, Debug)]
 pub struct State {
-    /// The workers of this process.
+    /// The pool of this process's worker threads.
     pub pool: Arc<Pool>,
     /// The devices that are served, and the devices that wait for a resource.
     pub devices: Registry,
     /// Sends changes of the devices to the supervisor.
     pub changes: ChangeSender,
-    /// The device processes.
+    /// The device processes that the supervisor runs.
     pub processes: Processes,
     /// The service manager, if there is one.
     pub service: Arc<Service>,
@@ -37,19 +37,19 @@ pub struct State {
 }
 
 impl State {
-    /// The answer for one device, with the name of the device process that serves it now.
+    /// Returns the API's answer for one device, with the device process that serves it now.
     pub(crate) fn device(&self, entry: &Entry) -> DeviceInfo {
         let device = DeviceInfo::of(entry);
         let process = device.process.map(|process| self.processes.now_of(&device.name, process));
         DeviceInfo { process, ..device }
     }
 
-    /// The answer for all devices.
+    /// Returns the API's answer for all devices.
     pub(crate) fn devices(&self) -> Devices {
         Devices { devices: self.devices.all().iter().map(|entry| self.device(entry)).collect() }
     }
 
-    /// The workers of this process and those of its device processes.
+    /// Returns the workers of this process and those of its device processes.
     pub(crate) fn workers(&self) -> Workers {
         let mut all = Workers::of(&self.pool);
         let processes = self.processes.workers();

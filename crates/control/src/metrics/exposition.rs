@@ -38,7 +38,7 @@ impl Format {
         }
     }
 
-    /// The media type of the answer.
+    /// Returns the media type of the answer.
     pub(crate) fn content_type(self) -> &'static str {
         match self {
             Self::Plain => "text/plain; version=0.0.4; charset=utf-8",
@@ -47,7 +47,7 @@ impl Format {
     }
 }
 
-/// The type of a metric family.
+/// The type of a metric family, which decides the suffix of its samples.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Sort {
     Counter,

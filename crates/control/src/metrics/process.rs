@@ -48,7 +48,7 @@ pub(super) fn write(out: &mut Text) {
     gauge("process_max_fds", None, "File descriptors that may be open at a time", most);
 }
 
-/// When the system started, in seconds since 1970.
+/// Returns when the system started, in seconds since 1970.
 fn boot_time() -> Option<u64> {
     let now = |clock| u64::try_from(clock_gettime(clock).tv_sec).ok();
     now(ClockId::Realtime)?.checked_sub(now(ClockId::Boottime)?)
