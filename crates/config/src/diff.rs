@@ -49,13 +49,13 @@ pub struct StepInfo {
     /// `add` or `remove`; for a change of keys, when it takes effect: `live`, `reconnect`,
     /// `replace`, or `restart` (when the daemon is started again).
     pub step: String,
-    /// The keys that differ.
+    /// The keys whose values differ.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub keys: Vec<String>,
 }
 
 impl Step {
-    /// The step as the control API shows it.
+    /// Returns the step as the control API shows it.
     pub fn info(&self) -> StepInfo {
         let (step, keys) = match &self.what {
             What::Add(_) | What::AddSwitch(_) => ("add", Vec::new()),
@@ -101,8 +101,8 @@ fn changed_device(former: &Wanted, device: &Wanted) -> Option<What> {
     (!keys.is_empty()).then(|| What::Change(device.clone(), class, keys))
 }
 
-/// All steps from `running` to `desired`: added and changed switches, removed devices, changed
-/// devices, added devices, removed switches, limits, and the keys that need a restart.
+/// Returns all steps from `running` to `desired`: added and changed switches, removed devices,
+/// changed devices, added devices, removed switches, limits, and the keys that need a restart.
 pub fn diff(running: &Plan, desired: &Plan) -> Vec<Step> {
     let [mut steps, gone] = switches(running, desired);
     let now: Vec<_> = running.wanted().collect();
@@ -170,7 +170,7 @@ fn changed_xen(running: &Plan, desired: &Plan) -> Vec<String> {
     if all(running) == all(desired) { Vec::new() } else { vec!["xen_blk".to_owned()] }
 }
 
-/// The steps of switches that are added or changed, and the steps of those that are removed.
+/// Returns the steps of switches that are added or changed, and those of removed switches.
 fn switches(running: &Plan, desired: &Plan) -> [Vec<Step>; 2] {
     let lacks = |plan: &Plan, name: &str| plan.switch.iter().all(|switch| switch.name != name);
     let step = |of: &SwitchPlan, what| Step { name: of.name.clone(), what };
@@ -188,8 +188,8 @@ fn switches(running: &Plan, desired: &Plan) -> [Vec<Step>; 2] {
     ]
 }
 
-/// The differing keys of switches that both plans have and that cannot change until the daemon is
-/// started again.
+/// Returns the differing keys of switches that both plans have and that cannot change until the
+/// daemon is started again.
 fn changed_switches(running: &Plan, desired: &Plan) -> Vec<String> {
     let mut keys = BTreeSet::new();
     for then in &desired.switch {
@@ -200,14 +200,14 @@ fn changed_switches(running: &Plan, desired: &Plan) -> Vec<String> {
     keys.into_iter().collect()
 }
 
-/// The keys whose values differ, named as a user writes them.
+/// Returns the keys whose values differ, named as a user writes them.
 fn changed(a: &Map<String, Value>, b: &Map<String, Value>) -> Vec<String> {
     let names: BTreeSet<_> = a.keys().chain(b.keys()).collect();
     let differs = |name: &&&String| a.get(**name) != b.get(**name);
     names.iter().filter(differs).map(|name| written(name)).collect()
 }
 
-/// The key of the configuration file from which this field of a plan is made.
+/// Returns the key of the configuration file from which a field of a plan is made.
 fn written(part: &str) -> String {
     match part {
         "socket" => "socket_path",
@@ -220,7 +220,7 @@ fn written(part: &str) -> String {
 }
 
 impl Wanted {
-    /// All fields of the device's plan, and its kind, to compare them with those of another plan.
+    /// Returns the fields of the device's plan and its kind, to compare them with another plan.
     fn keys(&self) -> Map<String, Value> {
         let mut keys = match self {
             Self::Blk(blk) => value(&**blk),
@@ -232,15 +232,15 @@ impl Wanted {
 }
 
 impl Plan {
-    /// The running switch with the name of `then`. With `is_live`, only if it can become `then`
-    /// while the daemon runs; without, only if it cannot. A switch that the daemon serves itself is
-    /// made at the start, and only a switch of a device process can change.
+    /// Returns the running switch with the name of `then`. With `is_live`, only if it can become
+    /// `then` while the daemon runs; without, only if it cannot. A switch that the daemon serves
+    /// itself is made at the start, and only a switch of a device process can change.
     fn switch_now(&self, then: &SwitchPlan, is_live: bool) -> Option<&SwitchPlan> {
         let now = self.switch.iter().find(|now| now.name == then.name)?;
         ((self.daemon.domains != Domains::One) == is_live).then_some(now)
     }
 
-    /// Replaces the switches that cannot change while the daemon runs by those of the running plan.
+    /// Replaces each switch that cannot change while the daemon runs by that of the running plan.
     pub fn keep_switches(&mut self, running: &Self) {
         for then in &mut self.switch {
             if let Some(now) = running.switch_now(then, false) {

@@ -14,7 +14,7 @@ pub enum Class {
 }
 
 impl Class {
-    /// The name of the class in answers of the API and in documents.
+    /// Returns the name of the class in answers of the API and in documents.
     pub fn name(self) -> &'static str {
         match self {
             Self::Live => "live",
@@ -24,7 +24,7 @@ impl Class {
     }
 }
 
-/// A key of a device.
+/// A key of a device: its name, its class, and the numbers that it accepts.
 #[derive(Debug)]
 pub(crate) struct Key {
     pub(crate) name: &'static str,
@@ -42,17 +42,17 @@ pub(crate) struct Numbers {
     pub(crate) words: Option<&'static str>,
 }
 
-/// A range of which every number is allowed.
+/// Makes a range of which every number is allowed.
 pub(crate) const fn all(min: u64, max: u64) -> Numbers {
     Numbers { min, max, words: None }
 }
 
-/// A range of which only the numbers are allowed that `words` describes.
+/// Makes a range of which only the numbers that `words` describes are allowed.
 pub(crate) const fn some(min: u64, max: u64, words: &'static str) -> Numbers {
     Numbers { min, max, words: Some(words) }
 }
 
-/// The largest C `int`, and so the largest number of a file descriptor.
+/// The largest value of a C `int`, and so the largest number of a file descriptor.
 pub(crate) const INT_MAX: u64 = 0x7fff_ffff;
 
 /// Lists the numbers in a key's value, to check them against the key's range. File descriptors

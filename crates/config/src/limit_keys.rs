@@ -2,7 +2,7 @@
 
 use super::place::{Place, PlanError};
 
-/// The kind of device that a limit is for.
+/// What a limit limits: a disk, a network device, or a group of devices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Of {
     Disk,
@@ -45,7 +45,7 @@ impl Of {
         own.concat()
     }
 
-    /// The name of a key in errors.
+    /// Returns the name of a key as errors show it.
     pub(super) fn path(self, key: &str) -> String {
         if self == Self::Group { key.to_owned() } else { format!("limit.{key}") }
     }
@@ -70,7 +70,7 @@ impl Of {
     }
 }
 
-/// The names of all keys of a limit, in the order of the documentation.
+/// Returns the names of all keys of a limit, in the order of the documentation.
 pub(crate) fn limit_keys() -> impl Iterator<Item = &'static str> {
     Of::Group.keys().into_iter().map(|(name, _)| name).chain(["group"])
 }

@@ -35,8 +35,8 @@ fn of(key: &str) -> Option<&'static Numbers> {
     of_device.or_else(other)
 }
 
-/// The values that `key` takes, in words like "a whole number from 1 to 256"; `None` if the key
-/// takes no number.
+/// Returns the values that `key` takes, in words like "a whole number from 1 to 256"; `None` if the
+/// key takes no number.
 pub fn words(key: &str) -> Option<String> {
     let Numbers { min, max, words, .. } = of(key)?;
     Some(words.map_or_else(|| format!("a whole number from {min} to {max}"), str::to_owned))

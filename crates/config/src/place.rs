@@ -36,7 +36,7 @@ impl Source {
 /// The place of a key: a table of the file, a request of the control API, or the command line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Place {
-    /// The keys are options of a command.
+    /// The command line: the keys are options of a command.
     CommandLine,
     /// A table of the file: `[daemon]`, or that of a device like `[[blk]] web`.
     Table(String),
@@ -90,7 +90,7 @@ impl Place {
         }
     }
 
-    /// The origin of the device, as the control API names it: `file`, `api` or `command-line`.
+    /// Returns the device's origin for the control API: `file`, `api` or `command-line`.
     pub fn origin(&self) -> &'static str {
         match self {
             Self::CommandLine => "command-line",

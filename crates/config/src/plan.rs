@@ -52,7 +52,7 @@ use manyring_transport::vhost_user::PATH_LEN_MAX;
 use serde::Serialize;
 use std::path::Path;
 
-/// The plan of a process.
+/// The plan of a process: its own settings and its devices.
 #[derive(Clone, Debug, Serialize)]
 pub struct Plan {
     /// The settings of the whole process.
@@ -86,14 +86,14 @@ pub enum Found {
 /// The plan of a device of any kind: its name, and its front-end.
 #[derive(Clone, Debug, Serialize)]
 pub struct DevicePlan {
-    /// The table of the configuration.
+    /// The place of the device's keys, for errors.
     #[serde(skip)]
     pub place: Place,
     /// Name of the device, unique.
     pub name: String,
     /// The socket at which the front-end connects, or listens.
     pub socket: SocketPlan,
-    /// The device ends with its first session.
+    /// True if the device ends with its first session.
     pub one_off: bool,
     /// The worker of each queue or queue pair, by its index. Queues without an entry go to the
     /// worker that the balancer chooses.
@@ -102,7 +102,7 @@ pub struct DevicePlan {
     /// The bounds of the device's front-ends.
     #[serde(flatten)]
     pub front_end: FrontEndSpec,
-    /// The rates that the device may use.
+    /// The rates that the device may use at most.
     #[serde(skip_serializing_if = "LimitPlan::is_none")]
     pub limit: LimitPlan,
     /// The trust domain that the key `domain` names.
@@ -208,13 +208,14 @@ impl Plan {
         unique::check_found(self)
     }
 
-    /// The error for a command that needs the name of a device: it lists the devices of the file.
+    /// Returns the error for a command that needs a device's name: it lists the devices of the
+    /// file.
     pub fn devices_of(&self, file: &Path) -> String {
         let names: Vec<_> = self.devices().map(|device| device.name.as_str()).collect();
         format!("DEVICE: is missing; those of {} are: {}", file.display(), names.join(", "))
     }
 
-    /// The descriptors that the process inherited and that the keys `fd` and `tap_fds` name.
+    /// Returns the inherited descriptors that the keys `fd` and `tap_fds` name.
     pub fn named_fds(&self) -> Vec<i32> {
         let socket = |device: &DevicePlan| match device.socket {
             SocketPlan::Fd(fd) => Some(fd),
@@ -227,7 +228,7 @@ impl Plan {
         self.devices().filter_map(socket).chain(taps.flatten().copied()).collect()
     }
 
-    /// The operator's choice of CPUs for workers, and of workers for queues.
+    /// Returns the operator's choice of CPUs for workers, and of workers for queues.
     pub fn pins(&self) -> Pins {
         let pinned = self.devices().filter(|device| !device.queue_workers.is_empty());
         let pin = |device: &DevicePlan| (device.name.clone(), device.queue_workers.clone());
@@ -235,7 +236,7 @@ impl Plan {
         Pins { worker_cpus, queue_workers: pinned.map(pin).collect() }
     }
 
-    /// Every device, whatever its kind.
+    /// Returns the plan of every vhost-user device, whatever its kind.
     pub fn devices(&self) -> impl Iterator<Item = &DevicePlan> {
         self.blk.iter().map(|blk| &blk.device).chain(self.net.iter().map(|net| &net.device))
     }

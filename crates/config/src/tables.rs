@@ -224,7 +224,7 @@ macro_rules! device_table {
         }
 
         impl $table {
-            /// A device with the keys of every device, and with none of its kind.
+            /// Makes a device with the keys of every device, and with none of its kind.
             pub fn new(name: String, socket: RawSocket) -> Self {
                 Self {
                     name: Some(name),
@@ -242,7 +242,7 @@ macro_rules! device_table {
                 }
             }
 
-            /// The keys of every device.
+            /// Returns the keys that every device has.
             pub fn socket(&self) -> RawSocket {
                 RawSocket {
                     socket_path: self.socket_path.clone(),
@@ -411,7 +411,7 @@ pub(crate) fn key(name: &str) -> Option<&'static Key> {
     RawBlk::KEYS.iter().chain(RawNet::KEYS).find(|key| key.name == name)
 }
 
-/// The class of a key of a device; `None` if there is no such key.
+/// Returns the class of a device's key; `None` if there is no such key.
 pub fn class_of(key: &str) -> Option<Class> {
     if key == "kind" { Some(Class::Replace) } else { self::key(key).map(|key| key.class) }
 }

@@ -11,9 +11,9 @@ use serde::{Serialize, Serializer};
 /// gets it as any new file does: from the process's user, group or umask.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct AccessPlan {
-    /// A user id.
+    /// The user id of the owner; `None`: not given.
     owner: Option<u32>,
-    /// A group id.
+    /// The group id; `None`: not given.
     group: Option<u32>,
     #[serde(serialize_with = "serialize_mode")]
     mode: Option<u32>,
@@ -42,7 +42,7 @@ impl AccessPlan {
         })
     }
 
-    /// The permissions of a control socket: for its owner alone, unless a group or a mode is given.
+    /// Returns the permissions of a control socket: its owner alone, unless group or mode is given.
     pub fn private(&self) -> SocketPermissions {
         let mode = if self.group.is_some() { 0o660 } else { 0o600 };
         SocketPermissions { mode: self.mode.or(Some(mode)), ..self.permissions() }
@@ -53,7 +53,7 @@ impl AccessPlan {
         *self == Self::default()
     }
 
-    /// Owner, group and mode as the transport sets them.
+    /// Returns owner, group and mode in the form that the transport takes.
     pub fn permissions(&self) -> SocketPermissions {
         SocketPermissions { owner: self.owner, group: self.group, mode: self.mode }
     }

@@ -20,7 +20,7 @@ struct Named {
 }
 
 impl Pinned {
-    /// A path that must lie below one of the folders `allowed`. It is not resolved yet.
+    /// Makes a path that must lie below one of the folders `allowed`. It is not resolved yet.
     pub fn new(path: &Path, allowed: &[PathBuf]) -> Self {
         let (path, allowed) = (path.to_path_buf(), allowed.to_vec());
         Self(Arc::new(Named { path, allowed, found: OnceLock::new() }))
@@ -41,7 +41,7 @@ impl Pinned {
         Ok(path_to(found))
     }
 
-    /// The path that [`Self::find`] has returned; `None` before it has succeeded.
+    /// Returns the path that [`Self::find`] has returned; `None` before it has succeeded.
     pub fn found(&self) -> Option<PathBuf> {
         self.0.found.get().map(path_to)
     }

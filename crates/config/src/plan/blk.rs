@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 /// The default of `num_queues`.
 pub const NUM_QUEUES: usize = 8;
 
-/// A block device.
+/// The plan of a vhost-user block device.
 #[derive(Clone, Debug, Serialize)]
 pub struct BlkPlan {
     /// The keys that a disk and a network share: name, socket, limit.
@@ -43,21 +43,21 @@ pub enum DiskPlan {
         /// The resolved path, if an unprivileged user has named the file (`allow_paths`).
         #[serde(skip)]
         pinned: Option<Pinned>,
-        /// The host's page cache is not used (`O_DIRECT`).
+        /// True if the host's page cache is not used (`O_DIRECT`).
         direct: bool,
-        /// The lock is held only while a ring runs.
+        /// True if the lock is held only while a ring runs.
         lock_with_rings: bool,
         /// `None`: the file is raw, and is refused if its bytes look like another format.
         format: Option<Format>,
     },
-    /// No bytes are kept; reads give zeros.
+    /// The null disk: writes are dropped, and reads give zeros.
     Null {
-        /// Bytes.
+        /// The size of the disk in bytes.
         size: u64,
     },
-    /// Memory of the process, lost at its end.
+    /// Memory of the process; its contents are lost when the process ends.
     Memory {
-        /// Bytes.
+        /// The size of the disk in bytes.
         size: u64,
     },
     /// An export of an NBD server.
@@ -81,7 +81,7 @@ pub struct DiskKind<'a> {
     pub needs: Option<&'a str>,
     /// The size in bytes, if the configuration gives it.
     pub size: Option<u64>,
-    /// An unprivileged user of the control API (`allow_paths`) may add such a disk.
+    /// True if an unprivileged user of the control API (`allow_paths`) may add such a disk.
     pub is_for_all: bool,
 }
 
@@ -165,7 +165,7 @@ impl DiskPlan {
         })
     }
 
-    /// The properties that follow from the kind of the disk of `device`.
+    /// Returns the properties that follow from the kind of the disk of `device`.
     pub fn kind<'a>(&'a self, device: &'a str) -> DiskKind<'a> {
         let (path, pinned, needs) = (None, None, None);
         match self {

@@ -15,10 +15,10 @@ const USER_DEVICES: u64 = 256;
 /// The plan of the whole process: the keys of `[daemon]`.
 #[derive(Clone, Debug, Serialize)]
 pub struct DaemonPlan {
-    /// The table of the configuration.
+    /// The place of the keys of `[daemon]`, for errors.
     #[serde(skip)]
     pub place: Place,
-    /// Worker threads, each with its queues.
+    /// The most worker threads, which serve the queues.
     pub workers: usize,
     /// The CPUs of each worker, by its index. A worker without an entry runs on any CPU that the
     /// process may use.
@@ -27,7 +27,7 @@ pub struct DaemonPlan {
     /// How workers look for work before they sleep.
     #[serde(flatten)]
     pub polling: PollingPlan,
-    /// io_uring is used where the kernel allows it.
+    /// True if io_uring is used where the kernel allows it.
     pub io_uring: bool,
     /// Workers run on the NUMA node of their guests' memory, where the host has several nodes and
     /// `worker_cpus` says nothing else.
@@ -69,10 +69,10 @@ pub struct DaemonPlan {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Numa {
-    /// They do where the host has several nodes.
+    /// Workers run on these nodes where the host has several nodes.
     #[default]
     Auto,
-    /// They run on all CPUs of the process.
+    /// Workers run on all CPUs of the process.
     Off,
 }
 
@@ -84,7 +84,7 @@ pub enum Domains {
     One,
     /// Each device has its own device process.
     Device,
-    /// All devices whose front-ends run as the same user share one.
+    /// All devices whose front-ends run as the same user share one device process.
     User,
 }
 
@@ -185,7 +185,7 @@ impl DaemonPlan {
         }
     }
 
-    /// The control sockets with the keys that name them.
+    /// Returns the paths of the control sockets, with the keys that name them.
     pub fn controls(&self) -> impl Iterator<Item = (&Path, &'static str)> {
         let all = [(&self.control, "control"), (&self.control_read, "control_read")];
         all.into_iter().filter_map(|(path, key)| Some((path.as_deref()?, key)))

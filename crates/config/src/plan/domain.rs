@@ -49,7 +49,7 @@ impl NetPlan {
 }
 
 impl Wanted {
-    /// The domain in whose device process the device is served; `None`: the daemon serves it.
+    /// Returns the domain whose device process serves the device; `None`: the daemon serves it.
     pub fn domain(&self, domains: Domains) -> Option<String> {
         let device = self.plan();
         match (&device.domain, domains) {
@@ -66,8 +66,8 @@ impl Wanted {
 }
 
 impl XenBlkPlan {
-    /// The trust domain whose device process serves the disks of the Xen guest with the number
-    /// `guest`; `None`: the daemon serves them.
+    /// Returns the trust domain whose device process serves the disks of the Xen guest with the
+    /// number `guest`; `None`: the daemon serves them.
     pub fn domain(&self, domains: Domains, guest: u16) -> Option<String> {
         let name = &self.name;
         match domains {
@@ -78,7 +78,7 @@ impl XenBlkPlan {
     }
 }
 
-/// The domain of a switch.
+/// Returns the trust domain of a switch.
 #[must_use]
 pub fn domain_of_switch(name: &str) -> String {
     format!("{SWITCH}{name}")

@@ -33,8 +33,8 @@ impl Format {
     }
 }
 
-/// The value of the key `format` for an image whose detected format is `format`, if a helper reads
-/// that format.
+/// Returns the value of the key `format` for an image whose detected format is `format`, if a
+/// helper reads that format.
 pub fn helped(format: &str) -> Option<&'static str> {
     HELPED.into_iter().find(|helped| helped.eq_ignore_ascii_case(format))
 }
@@ -53,7 +53,7 @@ pub struct HelperPlan {
     pub format: &'static str,
     /// Path of the image.
     pub path: PathBuf,
-    /// The host's page cache is not used (`O_DIRECT`).
+    /// True if the host's page cache is not used (`O_DIRECT`).
     pub direct: bool,
     /// Seconds for which requests wait for a helper that has ended; `None`: for ever.
     #[serde(rename = "reconnect_seconds")]

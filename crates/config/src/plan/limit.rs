@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 pub struct LimitPlan {
     #[serde(flatten)]
     keys: BTreeMap<&'static str, u64>,
-    /// The `[[limit]]` that the device shares with others.
+    /// The name of the `[[limit]]` that the device shares with others.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub group: Option<String>,
 }
@@ -21,7 +21,7 @@ pub struct LimitPlan {
 /// A limit that several devices share.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct GroupPlan {
-    /// The table of the configuration.
+    /// The place of the group's keys, for errors.
     #[serde(skip)]
     pub place: Place,
     /// Name of the group, unique.
@@ -95,7 +95,7 @@ impl LimitPlan {
         *self == Self::default()
     }
 
-    /// The limit in the form that the engine takes.
+    /// Returns the limit in the form that the engine takes.
     pub fn rates(&self) -> Rates {
         let mut rates = Rates::default();
         for (key, number) in &self.keys {

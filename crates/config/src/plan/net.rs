@@ -15,7 +15,7 @@ use std::path::PathBuf;
 /// The most frames that the queues of an interface may hold together.
 const QUEUE_LENGTH_MAX: u32 = 1_000_000;
 
-/// A network device.
+/// The plan of a vhost-user network device.
 #[derive(Clone, Debug, Serialize)]
 pub struct NetPlan {
     /// The keys that a disk and a network share: name, socket, limit.
@@ -34,17 +34,17 @@ pub struct NetPlan {
     pub mac: Option<MacAddress>,
     /// The bridge that the interface joins.
     pub bridge: Option<String>,
-    /// Whether the interface is brought up or down; `None`: left as it is.
+    /// True: set the interface up; false: set it down; `None`: leave it as it is.
     pub up: Option<bool>,
     /// The most bytes of sent frames that the host holds for a queue of the tap.
     pub sndbuf: Option<u32>,
     /// Frames that wait in the interface for the guest; `None`: the port has no such queues.
     #[serde(serialize_with = "serialize_queue_length")]
     pub txqueuelen: Option<QueueLength>,
-    /// Consecutive packets of a flow from the guest are joined into one GSO packet before they are
-    /// written to the tap.
+    /// True if consecutive packets of a flow from the guest are joined into one GSO packet before
+    /// they are written to the tap.
     pub merge: bool,
-    /// The frames of a flow are delivered to the queue pair on which the guest sends that flow.
+    /// True if a flow's frames reach the queue pair on which the guest sends that flow.
     pub steer: bool,
     /// The file that captures the frames.
     pub pcap: Option<PathBuf>,
@@ -76,12 +76,12 @@ pub enum PortPlan {
     Xdp {
         /// Name of the interface.
         name: String,
-        /// Whether the network card reads long frames in the guest's memory, without a copy.
+        /// True if the network card reads long frames in the guest's memory, without a copy.
         zero_copy: bool,
     },
     /// No interface: frames of the guest are dropped.
     Null {
-        /// Bytes of the frames that the port delivers to the guest; 0: it delivers none.
+        /// Size in bytes of the frames that the port delivers to the guest; 0: it delivers none.
         generate: usize,
     },
     /// A port of a switch of the daemon.
@@ -96,13 +96,13 @@ pub struct PortKind<'a> {
     pub key: &'static str,
     /// The interface of the host that the configuration names.
     pub interface: Option<&'a str>,
-    /// The port is an interface of the host, which may be deleted and created again.
+    /// True if the port is an interface of the host, which may be deleted and created again.
     pub is_interface: bool,
-    /// The queues of the interface are handed over to the next supervisor at a takeover.
+    /// True if a takeover hands the queues of the interface over to the next supervisor.
     pub are_queues_left: bool,
-    /// The guest may have to use the address of the interface.
+    /// True if the guest may have to use the MAC address of the interface.
     pub demands_mac: bool,
-    /// An unprivileged user of the control API (`allow_paths`) may add such a port.
+    /// True if an unprivileged user of the control API (`allow_paths`) may add such a port.
     pub is_for_all: bool,
 }
 
@@ -224,7 +224,7 @@ impl NetPlan {
 }
 
 impl PortPlan {
-    /// The properties that follow from the kind of the port.
+    /// Returns the properties that follow from the kind of the port.
     pub fn kind(&self) -> PortKind<'_> {
         let interface = PortKind {
             key: "tap",
@@ -296,7 +296,7 @@ impl PortPlan {
         }
     }
 
-    /// The keys that name a port.
+    /// Returns the keys that can name a port in this place.
     fn keys(place: &Place) -> &'static [&'static str] {
         match place {
             // A command serves one device, so a switch would have no other port.
@@ -359,7 +359,7 @@ fn reclaim(raw: Option<&str>, place: &Place) -> Result<Reclaim, PlanError> {
     }
 }
 
-/// The queue length of a port that has queues.
+/// Returns the queue length of a port; `None` if the port has no queues.
 fn txqueuelen(
     raw: Option<&RawQueueLength>,
     port: &PortPlan,
@@ -439,7 +439,7 @@ fn made_from(text: &str) -> MacAddress {
     [0x02, a, b, c, d, e]
 }
 
-/// The error for a text that is no unicast MAC address.
+/// Returns the error for a text that is no unicast MAC address.
 fn no_mac(text: &str) -> String {
     let first = text.split(':').next().and_then(|byte| u8::from_str_radix(byte, 16).ok());
     let is_group = first.is_some_and(|first| first & 1 == 1) && text.split(':').count() == 6;
@@ -447,7 +447,7 @@ fn no_mac(text: &str) -> String {
     format!("{text:?} is not an address like 52:54:00:12:34:56{group}")
 }
 
-/// A MAC address as text, like `52:54:00:12:34:56`.
+/// Formats a MAC address like `52:54:00:12:34:56`.
 pub fn mac_text(mac: MacAddress) -> String {
     let [a, b, c, d, e, f] = mac;
     format!("{a:02x}:{b:02x}:{c:02x}:{d:02x}:{e:02x}:{f:02x}")

@@ -42,8 +42,8 @@ fn check_one(path: Option<&Path>, place: &Place, key: &str) -> Result<(), PlanEr
     }
 }
 
-/// The error for a path with a `~` or `$` that a shell would have expanded, if no file of this very
-/// name exists.
+/// Returns the error for a path with a `~` or `$` that a shell would have expanded, if no file of
+/// this very name exists.
 pub fn unexpanded(path: &Path) -> Option<String> {
     let mut so_far = PathBuf::new();
     for (index, part) in path.components().enumerate() {

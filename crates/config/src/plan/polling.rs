@@ -17,7 +17,7 @@ pub struct PollingPlan {
     spin_us: Option<u32>,
 }
 
-/// The values of `polling`.
+/// Whether idle workers poll for work: the values of the key `polling`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 enum ModePlan {
@@ -52,7 +52,7 @@ impl PollingPlan {
         Ok(Self { polling, spin_us: raw.spin_us })
     }
 
-    /// The keys as options of a command: `--polling`, and `--spin-us` if a time is set.
+    /// Returns the keys as options of a command: `--polling`, and `--spin-us` if a time is set.
     pub fn options(self) -> Vec<String> {
         let mode = match self.polling {
             ModePlan::Auto => "auto",

@@ -12,7 +12,7 @@ pub enum Sandbox {
 }
 
 impl Sandbox {
-    /// The value of the option `--sandbox`.
+    /// Returns the value of `--sandbox` that chooses this.
     pub fn name(self) -> &'static str {
         match self {
             Self::None => "none",

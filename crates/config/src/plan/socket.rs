@@ -71,7 +71,7 @@ impl SocketPlan {
         }
     }
 
-    /// The socket's path, if it has one.
+    /// Returns the socket's path, if it has one.
     pub fn path(&self) -> Option<&Path> {
         match self {
             Self::Listen { path, .. } | Self::Connect { path } => Some(path),
@@ -96,8 +96,8 @@ impl SocketPlan {
         error
     }
 
-    /// The path at which the daemon listens. If an unprivileged user named it, the path goes
-    /// through the resolved folder; `None` before the folder is resolved, and if the daemon does
+    /// Returns the path at which the daemon listens. If an unprivileged user named it, the path
+    /// goes through the resolved folder. `None`: the folder is not resolved yet, or the daemon does
     /// not create the socket.
     pub fn listens_at(&self) -> Option<PathBuf> {
         match self {

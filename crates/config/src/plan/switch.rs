@@ -12,10 +12,10 @@ use serde::Serialize;
 /// The bit of the group 01:80:c2:00:00:01, to which PAUSE frames are sent (802.3 annex 31B).
 const PAUSE: u32 = 1 << 1;
 
-/// A switch.
+/// A switch between network devices, which the daemon or a device process serves.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct SwitchPlan {
-    /// The table of the configuration.
+    /// The place of the switch's keys, for errors.
     #[serde(skip)]
     pub place: Place,
     /// Name of the switch, unique.
@@ -55,9 +55,9 @@ pub struct SwitchPortPlan {
     /// The VLANs of the port: the guest sends and receives frames of these VLANs with tags.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub trunk: Vec<u16>,
-    /// The port exchanges no frames with other isolated ports.
+    /// True if the port exchanges no frames with other isolated ports.
     pub isolated: bool,
-    /// Frames whose source is not the guest's own address are dropped.
+    /// True if frames whose source is not the guest's own address are dropped.
     pub anti_spoof: bool,
     /// The most source addresses that the switch learns from the port.
     pub macs_max: u32,

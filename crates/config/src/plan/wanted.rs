@@ -14,9 +14,9 @@ use std::sync::Arc;
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{key}: {problem}")]
 pub struct Unfound {
-    /// The key with the path.
+    /// The key that names the path.
     pub key: &'static str,
-    /// One sentence.
+    /// One sentence that says what is wrong with the path.
     pub problem: String,
 }
 
@@ -30,7 +30,7 @@ pub enum Wanted {
 }
 
 impl Wanted {
-    /// The part of the plan that devices of every kind have.
+    /// Returns the part of the plan that devices of every kind have.
     pub fn plan(&self) -> &DevicePlan {
         match self {
             Self::Blk(blk) => &blk.device,
@@ -38,7 +38,7 @@ impl Wanted {
         }
     }
 
-    /// The kind of the device, as the control API names it.
+    /// Returns the kind of the device, as the control API names it: `blk` or `net`.
     pub fn kind(&self) -> &'static str {
         match self {
             Self::Blk(_) => "blk",
@@ -46,7 +46,7 @@ impl Wanted {
         }
     }
 
-    /// The key that names the disk or port of the device.
+    /// Returns the key that names the disk or port of the device, such as `file` or `tap`.
     pub fn key(&self) -> &'static str {
         match self {
             Self::Blk(blk) => blk.disk.kind("").key,
@@ -54,7 +54,7 @@ impl Wanted {
         }
     }
 
-    /// The socket of the device in words: its path, or its descriptor like `fd 3`.
+    /// Returns the socket of the device in words: its path, or its descriptor like `fd 3`.
     pub fn socket(&self) -> String {
         match &self.plan().socket {
             SocketPlan::Listen { path, .. } | SocketPlan::Connect { path } => {
@@ -104,7 +104,7 @@ impl Wanted {
         own.iter().any(|need| others.contains(need))
     }
 
-    /// The switch of which the device is a port; `None` if it is no port of a switch.
+    /// Returns the switch of which the device is a port; `None` if it is no port of a switch.
     pub fn switch(&self) -> Option<&String> {
         match self {
             Self::Net(net) => match &net.port {

@@ -31,18 +31,18 @@ const RAW_PREFIXES: [&str; 2] = ["aio:", "raw:"];
 /// The disks of one xenstore.
 #[derive(Clone, Debug, Serialize)]
 pub struct XenBlkPlan {
-    /// The table of the configuration.
+    /// The place of the back-end's keys, for errors.
     #[serde(skip)]
     pub place: Place,
     /// Name of the back-end, unique.
     pub name: String,
-    /// The hypervisor.
+    /// The hypervisor that runs the guests.
     pub xen: XenPlan,
-    /// The domain in which this process runs.
+    /// The number of the domain in which this process runs.
     pub domain: u16,
     /// The kinds of back-end that are served: folders below `backend/` in xenstore.
     pub kinds: Vec<String>,
-    /// The host's page cache is not used (`O_DIRECT`).
+    /// True if the host's page cache is not used (`O_DIRECT`).
     pub direct: bool,
     /// `None`: files are raw, and are refused if their bytes look like another format.
     pub format: Option<Format>,

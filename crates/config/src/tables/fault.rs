@@ -23,17 +23,17 @@ pub struct RawFault {
 #[derive(Clone, Copy, Debug, Default, Deserialize, Serialize, ToSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct RawNetFault {
-    /// A frame of the guest is lost.
+    /// A frame that the guest sends is lost.
     pub drop_tx_every: u64,
-    /// A frame for the guest is lost.
+    /// A frame that the guest should receive is lost.
     pub drop_rx_every: u64,
-    /// A frame for the guest has a wrong byte.
+    /// A frame reaches the guest with one wrong byte.
     pub corrupt_rx_every: u64,
-    /// The port is full for a moment.
+    /// Before the n-th frame, the port refuses frames of the guest once, as if it were full.
     pub block_tx_every: u64,
-    /// The host is out of memory for a moment.
+    /// Before the n-th frame, the host is out of memory once.
     pub no_memory_every: u64,
-    /// Receiving fails.
+    /// A call that receives frames for the guest fails.
     pub recv_error_every: u64,
     /// Not every n-th time: the port completes each frame of the guest only after it was polled 0
     /// to this many times, in any order; 0: at once.

@@ -6,7 +6,7 @@ use utoipa::openapi::schema::{AdditionalProperties, ObjectBuilder, Schema, Schem
 use utoipa::openapi::{OneOfBuilder, RefOr};
 use utoipa::{PartialSchema, ToSchema};
 
-/// The schema of a value that may have any of these types.
+/// Returns the schema of a value that may have any of these types.
 fn any_of(types: &[Type], about: &str) -> RefOr<Schema> {
     let types = SchemaType::Array(types.to_vec());
     ObjectBuilder::new().schema_type(types).description(Some(about)).into()
