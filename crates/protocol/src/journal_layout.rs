@@ -37,13 +37,13 @@ const VERSION: u32 = 1;
 /// The version field of a journal whose writer failed to write a later state. The file lacks the
 /// last state, so the session cannot be resumed.
 const LOST: u32 = u32::MAX;
-/// Size of the head of a record.
+/// Size of the head of a record, in bytes.
 const HEAD: usize = 24;
-/// Size of the counts behind the head: of the answer's bytes, of the dropped keys, of the entries.
+/// Size in bytes of the three counts behind the head: answer's bytes, dropped keys, entries.
 const COUNTS: usize = 12;
-/// Size of an entry without its bytes.
+/// Size of an entry without its contents, in bytes.
 const ENTRY_HEAD: usize = 16;
-/// Longest entry: the state of a network device with full tables.
+/// Longest entry in bytes: the state of a network device with full tables.
 pub const ENTRY_SIZE_MAX: usize = 7168;
 /// The most bytes that are kept of the beginning of a message whose answer is under way. The next
 /// process compares them with the unread bytes of the socket: if they differ, the message was
@@ -72,14 +72,14 @@ pub const fn file_size(entries: usize) -> usize {
 pub struct Entry {
     /// The message of the front-end, or the state of the device.
     pub bytes: Vec<u8>,
-    /// The name under which the supervisor keeps the entry's descriptors; `None`: it has none.
+    /// The name under which the supervisor keeps the entry's descriptors; `None`: no descriptors.
     pub name: Option<u64>,
 }
 
 /// What a change records about the answer to a front-end's message.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Answered {
-    /// Unchanged.
+    /// Whether an answer is under way stays as it was.
     #[default]
     Unchanged,
     /// The message that begins with these bytes was applied, and its answer may not be sent yet.
@@ -95,7 +95,7 @@ pub struct Change {
     pub drops: Vec<u32>,
     /// Entries that are added. An entry replaces one with the same key.
     pub puts: Vec<(u32, Entry)>,
-    /// Whether an answer is under way now.
+    /// What changes about the answer that is under way.
     pub answer: Answered,
 }
 
@@ -131,12 +131,12 @@ impl State {
     }
 }
 
-/// Bytes to write into the file.
+/// Bytes to write into the file, and where.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Store {
-    /// The offset in the file.
+    /// The offset in the file, in bytes.
     pub at: usize,
-    /// The bytes.
+    /// The bytes to write there.
     pub bytes: Vec<u8>,
 }
 
@@ -173,11 +173,11 @@ pub enum JournalError {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Writer {
     half_size: usize,
-    /// The half that holds the present state: 0 or 1.
+    /// The half of the file that holds the present state: 0 or 1.
     half: usize,
-    /// The end of the last record, as an offset in the half.
+    /// The end of the last record, as a byte offset in the half.
     end: usize,
-    /// The size of the snapshot of the half.
+    /// The size in bytes of the snapshot with which the half begins.
     snapshot: usize,
     /// The sequence number of the last record.
     sequence: u64,
@@ -314,7 +314,7 @@ fn checksum(size: u32, sequence: u64, rest: &[u8]) -> u64 {
     })
 }
 
-/// A size in a record as 32 bits. It always fits, since a record is shorter than the file.
+/// Converts a size in a record to 32 bits. It always fits: a record is shorter than the file.
 fn short(size: usize) -> u32 {
     u32::try_from(size).unwrap_or(u32::MAX)
 }

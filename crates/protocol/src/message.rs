@@ -78,7 +78,7 @@ pub enum Command {
     /// commands. One file descriptor: on a real Xen the grant device, on a simulated one the memory
     /// of the domain.
     XenConnect {
-        /// The device's name.
+        /// The front-end: its domain, the layout of its rings, and its features.
         device: String,
         /// The front-end.
         front: XenFrontEnd,
@@ -95,11 +95,11 @@ pub enum Command {
     Outside {
         /// The device's name.
         device: String,
-        /// The link, as the operator sets it.
+        /// True: the operator has set the link up.
         link_up: bool,
-        /// The interface was deleted.
+        /// True: the interface was deleted.
         is_gone: bool,
-        /// The MTU that the device reports to the next driver.
+        /// The MTU in bytes that the device reports to the next driver; `None`: it reports none.
         mtu: Option<u16>,
         /// How often the guest was asked to announce itself.
         announcements: u64,
@@ -129,7 +129,7 @@ pub enum Command {
     /// divides the group's rates among the processes. File descriptors: the memory in which the
     /// supervisor writes grants, and the memory in which this process writes its use.
     Lease {
-        /// The group.
+        /// The name of the group.
         group: String,
     },
     /// The answer to [`Report::Request`].
@@ -214,7 +214,7 @@ pub struct PortFacts {
     pub mtu: Option<u16>,
     /// The hash key of the BPF map that steers flows to queues, if there is a map.
     pub table_key: Option<u64>,
-    /// The host can choose queues by the guest's hash.
+    /// True if the host can choose queues by the guest's hash.
     pub can_hash: bool,
     /// The frames that the host does not deliver to the interface.
     pub filter: PortFilter,
@@ -228,7 +228,7 @@ pub struct PortFacts {
 pub struct PortFilter {
     /// Unicast frames are delivered only if they are for this address; `None`: all are.
     pub only_to: Option<[u8; 6]>,
-    /// Multicast frames are delivered only for groups that the host has joined.
+    /// True if multicast frames are delivered only for groups that the host has joined.
     pub lacks_groups: bool,
 }
 
@@ -240,7 +240,7 @@ pub struct XenRing {
     pub refs: Vec<u32>,
     /// The port of the event channel; `None`: the Xen is simulated.
     pub port: Option<u32>,
-    /// A descriptor for the journal of the ring follows.
+    /// True if a descriptor for the journal of the ring follows.
     pub has_journal: bool,
 }
 
@@ -282,9 +282,9 @@ pub enum XenReport {
     Started {},
     /// Starting the rings failed, and nothing of the front-end is mapped or open any more.
     Refused {
-        /// The reason.
+        /// The reason, in one sentence.
         text: String,
-        /// Another attempt may succeed.
+        /// True if another attempt may succeed.
         passes: bool,
     },
     /// A queue met a fault of the front-end.
@@ -427,13 +427,13 @@ pub enum Report {
     Guest {
         /// The device's name.
         device: String,
-        /// The address that the guest uses.
+        /// The MAC address that the guest uses.
         mac: Option<[u8; 6]>,
-        /// The guest's driver can announce the guest.
+        /// True if the guest's driver can announce the guest.
         announces: bool,
-        /// The index of the control queue.
+        /// The index of the control queue; `None`: the guest uses none.
         control: Option<u16>,
-        /// The queue pairs in use, if the port is not an interface of the host.
+        /// The number of queue pairs in use; `None`: the port is an interface of the host.
         pairs: Option<u16>,
     },
     /// A report about the latest connection of a Xen disk.
@@ -442,7 +442,7 @@ pub enum Report {
         device: String,
         /// The number of the connection.
         number: u64,
-        /// The report.
+        /// The result of connecting or disconnecting, or a fault of the front-end.
         said: XenReport,
     },
     /// The answer to [`Command::Export`].

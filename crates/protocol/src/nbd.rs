@@ -43,7 +43,7 @@ pub struct ExportSpec {
     pub block_preferred: u32,
     /// The most bytes of data in one command.
     pub block_max: u32,
-    /// Replies to reads are structured.
+    /// True if the server sends structured replies to reads.
     pub structured: bool,
 }
 
@@ -53,9 +53,9 @@ pub struct ExportSpec {
 pub struct NbdFailure {
     /// The reason, as a predicate of the sentence "the server ..".
     pub text: String,
-    /// The server may have failed because it accepts no more connections from this client.
+    /// True if the server may have failed because it accepts no more connections from this client.
     pub is_limit: bool,
-    /// Another attempt may succeed later.
+    /// True if another attempt may succeed later.
     pub passes: bool,
 }
 
@@ -63,7 +63,7 @@ pub struct NbdFailure {
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum NbdFound {
-    /// The export.
+    /// The server has described its export.
     Export(ExportSpec),
     /// The server has not given its export.
     Failed(NbdFailure),

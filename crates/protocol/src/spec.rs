@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 /// names of an NBD target and the workers of queues: the plan bounds all of them.
 pub const SPEC_SIZE_MAX: usize = 7168;
 
-/// A vhost-user device.
+/// The description of a vhost-user device.
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct DeviceSpec {
@@ -33,9 +33,9 @@ pub struct DeviceSpec {
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct FrontEndSpec {
-    /// Seconds from connecting to the first message.
+    /// Seconds from connecting within which a front-end must send its first message.
     pub handshake_timeout: u64,
-    /// Guest memory may lie in files on a local disk.
+    /// True if guest memory may lie in files on a local disk.
     pub memory_on_disk: bool,
     /// The most bytes of guest memory; `None`: the bound that holds for every session.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -64,26 +64,26 @@ pub struct BlkSpec {
     pub fault: Option<DiskFaultSpec>,
 }
 
-/// The backend of a disk.
+/// The backend of a disk, which keeps its blocks.
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum DiskSpec {
     /// A file or block device, which the supervisor has opened and locked.
     File {
-        /// The host's page cache is not used (`O_DIRECT`).
+        /// True if the host's page cache is not used (`O_DIRECT`).
         direct: bool,
-        /// The device process asks the supervisor to lock the file when the first ring starts, and
-        /// to unlock it when the last one has stopped.
+        /// True if the device process asks the supervisor to lock the file when the first ring
+        /// starts, and to unlock it when the last one has stopped.
         lock_with_rings: bool,
     },
     /// The null disk: writes are dropped, reads give zeros.
     Null {
-        /// In bytes.
+        /// The size of the disk in bytes.
         size: u64,
     },
     /// Memory that the supervisor has allocated, so it outlives the device process.
     Memory {
-        /// In bytes.
+        /// The size of the disk in bytes.
         size: u64,
     },
     /// An export of an NBD server, to which the supervisor connects.
@@ -119,7 +119,7 @@ pub enum PortSpec {
     },
     /// An interface of the host, which the supervisor has opened.
     Interface {
-        /// Consecutive packets of a flow are joined before they are written.
+        /// True if consecutive packets of a flow are joined before they are written.
         merge: bool,
     },
     /// The port with the device's name on the switch that the process serves.
@@ -128,7 +128,7 @@ pub enum PortSpec {
     Xdp,
 }
 
-/// The disk of a Xen guest.
+/// The description of a Xen guest's disk.
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct XenBlkSpec {
@@ -140,7 +140,7 @@ pub struct XenBlkSpec {
     pub fault: Option<DiskFaultSpec>,
 }
 
-/// The faults that a disk makes on purpose, to test guests; 0: never.
+/// The faults that a disk makes on purpose, to test guests. `*_every` with the value 0: never.
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct DiskFaultSpec {
@@ -148,29 +148,30 @@ pub struct DiskFaultSpec {
     pub read_error_every: u64,
     /// Every n-th request, if it is a write, fails.
     pub write_error_every: u64,
-    /// Flushes fail.
+    /// True: every flush fails.
     pub flush_errors: bool,
     /// Every n-th request never completes.
     pub hold_every: u64,
-    /// Secure erase is offered, and writes zeroes.
+    /// True: secure erase is offered, and writes zeroes.
     pub secure_erase: bool,
 }
 
-/// The faults that a network port makes on purpose, to test guests: every n-th time; 0: never.
+/// The faults that a network port makes on purpose, to test guests. `*_every` n: at every n-th
+/// frame or call; 0: never.
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct NetFaultSpec {
-    /// A frame of the guest is lost.
+    /// A frame that the guest sends is lost.
     pub drop_tx_every: u64,
-    /// A frame for the guest is lost.
+    /// A frame that the guest should receive is lost.
     pub drop_rx_every: u64,
-    /// A frame for the guest has a wrong byte.
+    /// A frame reaches the guest with one wrong byte.
     pub corrupt_rx_every: u64,
-    /// The port is full for a moment.
+    /// Before the n-th frame, the port refuses frames of the guest once, as if it were full.
     pub block_tx_every: u64,
-    /// The host is out of memory for a moment.
+    /// Before the n-th frame, the host is out of memory once.
     pub no_memory_every: u64,
-    /// Receiving fails.
+    /// A call that receives frames for the guest fails.
     pub recv_error_every: u64,
     /// The port completes a frame of the guest only after it was polled 0 to this many times (this
     /// is not an "every n-th").

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 /// Bytes of a bitmap with one bit for each of the 4096 VLAN numbers.
 const VLAN_BYTES: usize = 512;
 
-/// A switch.
+/// A switch between the devices of a process, without its ports.
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct SwitchSpec {
@@ -26,16 +26,16 @@ pub struct SwitchSpec {
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct SwitchPortSpec {
-    /// Queue pairs of the port's device.
+    /// Number of queue pairs of the port's device.
     pub queue_pairs: usize,
     /// The VLANs of the port.
     pub vlans: VlansSpec,
-    /// The port exchanges no frames with other isolated ports.
+    /// True if the port exchanges no frames with other isolated ports.
     pub isolated: bool,
     /// The address that is configured for the port's guest: the switch never learns it behind
     /// another port.
     pub mac: Option<[u8; 6]>,
-    /// The only source address that the port's guest may use; `None`: any.
+    /// The only source address that the port's guest may use; `None`: any address.
     pub only: Option<[u8; 6]>,
     /// The most addresses that the switch learns behind the port.
     pub macs_max: u32,
@@ -61,7 +61,7 @@ pub enum VlansSpec {
 pub struct VlanSet(#[serde(with = "digits")] Vec<u8>);
 
 impl VlanSet {
-    /// The set of these VLANs.
+    /// Makes the set of these VLANs.
     #[must_use]
     pub fn of(vlans: &[u16]) -> Self {
         let mut bytes = vec![0; VLAN_BYTES];
@@ -73,7 +73,7 @@ impl VlanSet {
         Self(bytes)
     }
 
-    /// The VLANs in the set, in ascending order.
+    /// Returns the VLANs in the set, in ascending order.
     #[must_use]
     pub fn all(&self) -> Vec<u16> {
         let has = |vlan: &u16| {
