@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 use std::path::Path;
 use std::time::Duration;
 
-/// `manyring add`
+/// Carries out `manyring add`: adds the device, and prints the steps that were carried out.
 pub(crate) async fn add(device: AddedDevice) -> Result<(), Failure> {
     let (kind, mut raw) = match device {
         AddedDevice::Blk(args) => ("blk", RawConfig::from(*args)),
@@ -48,7 +48,7 @@ pub(crate) async fn add(device: AddedDevice) -> Result<(), Failure> {
     print(&told(&name, &done))
 }
 
-/// `manyring set`
+/// Carries out `manyring set`: changes live keys of a device.
 pub(crate) async fn set(args: &SetArgs) -> Result<(), Failure> {
     check_name(&args.device)?;
     let mut keys = serde_json::Map::new();
@@ -72,7 +72,7 @@ pub(crate) async fn set(args: &SetArgs) -> Result<(), Failure> {
     print(&told(&args.device, &done))
 }
 
-/// `manyring remove`
+/// Carries out `manyring remove`: removes a device.
 pub(crate) async fn remove(args: &RemoveArgs) -> Result<(), Failure> {
     check_name(&args.device)?;
     let path = format!("/v1/devices/{}?force={}", args.device, args.force);
@@ -81,7 +81,7 @@ pub(crate) async fn remove(args: &RemoveArgs) -> Result<(), Failure> {
     print(&format!("{}: removed\n", args.device))
 }
 
-/// `manyring reload`
+/// Carries out `manyring reload`: has the daemon read its file again, and prints the steps.
 pub(crate) async fn reload(args: &ReloadArgs) -> Result<(), Failure> {
     let path = format!("/v1/reload?dry_run={}", args.dry_run);
     let change = (Method::POST, path.as_str());
@@ -105,7 +105,7 @@ fn told(what: &str, done: &Done) -> String {
     done.steps.iter().map(line).collect()
 }
 
-/// `manyring resize`
+/// Carries out `manyring resize`: changes the size of a disk, and prints the new size.
 pub(crate) async fn resize(args: &ResizeArgs) -> Result<(), Failure> {
     let body = match &args.size {
         None if args.shrink => json!({ "shrink": true }).to_string(),
@@ -120,7 +120,7 @@ pub(crate) async fn resize(args: &ResizeArgs) -> Result<(), Failure> {
     print(&format!("{}: {} bytes\n", args.device, answer["size"]))
 }
 
-/// `manyring link`
+/// Carries out `manyring link`: sets the link of a network device up or down.
 pub(crate) async fn link(args: &LinkArgs) -> Result<(), Failure> {
     let up = args.state == LinkState::Up;
     let body = json!({ "up": up }).to_string();
@@ -128,14 +128,14 @@ pub(crate) async fn link(args: &LinkArgs) -> Result<(), Failure> {
     print(&format!("{}: link {}\n", args.device, if up { "up" } else { "down" }))
 }
 
-/// `manyring mtu`
+/// Carries out `manyring mtu`: changes the MTU of a network device.
 pub(crate) async fn mtu(args: &MtuArgs) -> Result<(), Failure> {
     let body = json!({ "mtu": args.mtu }).to_string();
     let answer = change(&args.control, &args.device, "mtu", body, CLIENT_AT_ONCE).await?;
     print(&format!("{}: MTU {}\n", args.device, answer["mtu"]))
 }
 
-/// `manyring announce`
+/// Carries out `manyring announce`: asks a guest to announce its MAC address.
 pub(crate) async fn announce(args: &AnnounceArgs) -> Result<(), Failure> {
     change(&args.control, &args.device, "announce", String::new(), CLIENT_AT_ONCE).await?;
     print(&format!("{}: the guest has been told to announce itself\n", args.device))

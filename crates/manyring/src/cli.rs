@@ -19,7 +19,7 @@ use manyring_config::tables::{
 use manyring_serve::log::LogFormat;
 use std::path::PathBuf;
 
-/// The text below the help of the program.
+/// The text that `--help` prints below the options.
 const BEGIN: &str = "Begin with a disk in memory, and ask what QEMU must be told to use it:
   manyring blk --socket-path disk.sock --memory 1G --control control.sock
   manyring snippet qemu --socket-path disk.sock

@@ -154,7 +154,8 @@ pub(crate) fn serve(plan: &Plan, run: Option<RunFrom>) -> Result<(), Failure> {
         manyring_memory::guard_memory();
         // From here on signals are handled, so that the sockets created below are unlinked.
         let mut ends = signals::Ends::new()?;
-        // Write the log before the control socket exists: a script may wait for it, then read.
+        // Write the log before the control socket exists: a script may wait for it, then read the
+        // log.
         log::finish();
         let control = control::bind(&plan.daemon, &service).await?;
         let scraped = control::bind_metrics(&plan.daemon, before.is_some())?;
@@ -221,7 +222,7 @@ async fn end_workers(pool: Arc<manyring_engine::Pool>) {
     }
 }
 
-/// Closes devices, in [`WORKERS_END`] at most: unmapping a disk in memory may take longer.
+/// Closes devices. Stops waiting after [`WORKERS_END`]: unmapping a disk in memory may take longer.
 async fn close(devices: Vec<model::Entry>) {
     let closed = manyring_engine::aside(move || drop(devices));
     let _ = tokio::time::timeout(WORKERS_END, closed).await;

@@ -28,7 +28,7 @@ pub(crate) struct Shown {
     pub(crate) stuck: Vec<StuckInfo>,
 }
 
-/// `manyring stats`
+/// Carries out `manyring stats`: prints tables or JSON, with `--watch` again and again.
 pub(crate) async fn show(args: &StatsArgs) -> Result<(), Failure> {
     let mut before = fetch(&args.control, args.device.as_deref()).await?;
     print(&render(args, &before, None)?)?;

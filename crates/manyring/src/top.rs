@@ -25,10 +25,10 @@ use tokio::time::{Instant, MissedTickBehavior};
 /// The most keys, and the most answers of the daemon, that wait to be handled.
 const WAITING_MAX: usize = 16;
 
-/// An answer of the daemon, and when it came.
+/// An answer of the daemon, and when it arrived.
 type Answer = (Result<Shown, String>, Instant);
 
-/// `manyring top`
+/// Carries out `manyring top`: reads the first answer, then draws until the user quits.
 pub(crate) async fn show(args: &TopArgs) -> Result<(), Failure> {
     if !std::io::stdout().is_terminal() || !std::io::stdin().is_terminal() {
         let other = "top: needs a terminal; `manyring stats --watch` writes lines instead";

@@ -107,7 +107,7 @@ fn switched(device: &DeviceInfo, former: Option<&DeviceInfo>) -> String {
     format!("{} switch: {}\n", device.name, all.join(", "))
 }
 
-/// A line with the queue length of the interface; empty for a port without one.
+/// Returns a line with the queue length of the interface; empty for a port without one.
 fn queue_length(device: &DeviceInfo) -> String {
     let Detail::Net { txqueuelen: Some(length), .. } = &device.detail else { return String::new() };
     let QueueLength { frames, source, changes } = length;

@@ -12,7 +12,7 @@ pub(crate) type Before<'a> = Option<(&'a [DeviceInfo], f64)>;
 pub(super) struct Column {
     name: &'static str,
     cell: fn(&Seen<'_>) -> String,
-    /// Text, aligned to the left.
+    /// True if the cells are text, which is aligned to the left.
     is_text: bool,
     /// True if the column is shown per second when there is an earlier reading.
     is_rate: bool,
@@ -73,12 +73,12 @@ impl Seen<'_> {
         self.before.map_or(counted, |(_, seconds)| counted / seconds)
     }
 
-    /// [`Self::scaled`] without a fraction.
+    /// Returns [`Self::scaled`] as text without a fraction.
     pub(super) fn count(&self, name: &str) -> String {
         format!("{:.0}", self.scaled(name))
     }
 
-    /// [`Self::scaled`] in millions of bytes.
+    /// Returns [`Self::scaled`] as text, in millions of bytes with one decimal.
     pub(super) fn megabytes(&self, name: &str) -> String {
         format!("{:.1}", self.scaled(name) / 1e6)
     }
@@ -90,7 +90,7 @@ impl Seen<'_> {
     }
 }
 
-/// Nanoseconds as microseconds with one decimal.
+/// Formats nanoseconds as microseconds with one decimal.
 pub(super) fn us(ns: u64) -> String {
     format!("{:.1}", as_float(ns) / 1e3)
 }

@@ -113,15 +113,15 @@ impl Cell {
     }
 }
 
-/// A row of a table.
+/// A row of a table: its cells, and the device or worker that it shows.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Row {
-    /// Identifies the row in the next reading, too, so that the chosen row stays chosen.
+    /// The name of the row's device, queue or worker: the chosen row stays chosen by it.
     pub(super) key: String,
     /// The device of the row; `None` for a worker.
     pub(super) device: Option<String>,
     pub(super) cells: Vec<Cell>,
-    /// The row is highlighted: a device is waiting or failed, or requests or packets were lost.
+    /// True if the row is highlighted: its device is not served, or lost requests or packets.
     pub(super) is_bad: bool,
 }
 

@@ -27,7 +27,7 @@ wait to be seen. LOST are a disk's errors and a
 network's drops. HIT% is how often looking for work
 before sleeping has found some, LOOK% the CPU for it.";
 
-/// Draws everything.
+/// Draws the whole screen from the model.
 pub(super) fn draw(frame: &mut Frame<'_>, model: &mut Model) {
     let alarm = model.alarm();
     let heights = [

@@ -9,7 +9,7 @@ use manyring_control::snapshot::{Detail, DeviceInfo, as_float};
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 use tokio::time::Instant;
 
-/// Characters of a filter at most.
+/// The most characters of a filter.
 const FILTER_MAX: usize = 40;
 
 /// A key's effect on the program: continue, or end.
@@ -19,7 +19,7 @@ pub(super) enum Wish {
     Leave,
 }
 
-/// All that a screen shows.
+/// The contents of the screen, and what the user has chosen.
 #[derive(Debug)]
 pub(super) struct Model {
     pub(super) control: String,
@@ -112,7 +112,7 @@ impl Model {
         rows.iter().position(is_chosen).unwrap_or(0)
     }
 
-    /// One line with the number of devices and workers, and with their rates together.
+    /// Returns one line: the numbers of devices and workers, and the sums of their rates.
     pub(super) fn summary(&self) -> String {
         let Some((now, _)) = &self.now else { return "no answer yet".to_owned() };
         let all = now.devices.len();
@@ -159,7 +159,7 @@ impl Model {
         ))
     }
 
-    /// Lines about the device of the chosen row.
+    /// Returns the lines that describe the device of the chosen row.
     pub(super) fn details(&self, rows: &[Row]) -> Vec<String> {
         let chosen = rows.get(self.chosen(rows));
         let name = chosen.and_then(|row| row.device.as_ref());
@@ -191,7 +191,7 @@ impl Model {
         lines
     }
 
-    /// Handles a key.
+    /// Changes the model as the key demands. The result says whether the program continues.
     pub(super) fn press(&mut self, key: KeyEvent) -> Wish {
         let is_control = key.modifiers.contains(KeyModifiers::CONTROL);
         if is_control && key.code == KeyCode::Char('c') {
@@ -269,7 +269,7 @@ fn several(count: usize, what: &str) -> String {
     format!("{count} {what}{}", if count == 1 { "" } else { "s" })
 }
 
-/// One line that describes a device: name, kind, origin and so on.
+/// Returns one line that describes a device: name, kind, origin and so on.
 fn what_it_is(device: &DeviceInfo) -> String {
     let DeviceInfo { name, kind, origin, .. } = device;
     let detail = match &device.detail {
