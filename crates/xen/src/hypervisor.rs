@@ -26,9 +26,9 @@ pub enum HypervisorError {
 /// The hypervisor whose grants are mapped and whose event channels are bound.
 #[derive(Debug)]
 pub enum Hypervisor {
-    /// Xen's devices.
+    /// This machine's Xen, by its grant device.
     Real(Arc<GrantDevice>),
-    /// A simulated Xen.
+    /// A simulated Xen, by a connection to it.
     Simulated(Arc<SimulatedXen>),
 }
 
@@ -44,7 +44,7 @@ pub struct Lender {
 pub struct LentGrants {
     /// The grant device (`/dev/xen/gntdev`), or the memory of a simulated domain.
     pub grants: OwnedFd,
-    /// Only for a simulated Xen.
+    /// The seat by which the other process maps the pages; only for a simulated Xen.
     pub seat: Option<XenSeat>,
     /// The connection to a simulated Xen. It must stay open until the other process has unmapped
     /// the pages.

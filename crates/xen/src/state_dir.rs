@@ -59,7 +59,7 @@ pub enum StateDirError {
 }
 
 impl StateDirError {
-    /// The error number of the system.
+    /// Returns the error number of the failed system call.
     pub fn errno(&self) -> Errno {
         match self {
             Self::Folder { errno, .. } | Self::File { errno, .. } => *errno,
@@ -79,7 +79,7 @@ pub enum Served<'a> {
     Simulated(&'a Path),
 }
 
-/// The folder.
+/// The open folder, with the locks of this process's kinds.
 #[derive(Debug)]
 pub struct StateDir {
     path: PathBuf,
@@ -87,7 +87,7 @@ pub struct StateDir {
     folder: OwnedFd,
     /// The kinds whose files belong to this process.
     kinds: Vec<String>,
-    /// Held as long as this process serves.
+    /// The lock of each kind, held as long as this process serves the kind.
     locks: Vec<OwnedFd>,
 }
 
@@ -209,12 +209,12 @@ impl StateDir {
         Some(fd)
     }
 
-    /// The path of a journal.
+    /// Returns the path of a journal.
     pub fn path_of(&self, journal: &Held) -> PathBuf {
         self.path.join(&journal.name)
     }
 
-    /// Writes a copy of the journal; returns true if the file system had room for it.
+    /// Writes a copy of the journal to find out whether the file system has room; true if it has.
     pub fn can_write(&self, journal: &Held) -> bool {
         self.copy(journal).is_ok()
     }
@@ -289,7 +289,7 @@ pub struct Held {
     file: OwnedFd,
     /// The size in bytes when the ring began to be served; 0 before that.
     size: i64,
-    /// A log line has told the operator what is wrong with the journal.
+    /// True once a log line has told the operator what is wrong with the journal.
     pub is_told: bool,
 }
 
@@ -309,7 +309,7 @@ fn journal_name(DeviceId { kind, domain, device }: &DeviceId, queue: usize) -> S
     format!("{kind}-{domain}-{device}.q{queue}{SUFFIX}")
 }
 
-/// The disk whose journal has this name. `None`: it is no journal's name.
+/// Returns the disk whose journal has this file name; `None`: no journal has such a name.
 fn disk_of(name: &str) -> Option<DeviceId> {
     let name = name.strip_suffix(".new").unwrap_or(name);
     let (disk, _) = name.strip_suffix(SUFFIX)?.rsplit_once(".q")?;
