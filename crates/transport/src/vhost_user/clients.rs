@@ -25,7 +25,7 @@ pub enum Endpoint {
     Listen {
         /// The path of the socket.
         path: PathBuf,
-        /// Who may connect.
+        /// The owner, group and mode of the socket: they decide who may connect.
         permissions: SocketPermissions,
     },
     /// A socket that listens already, at its path.
@@ -37,14 +37,14 @@ pub enum Endpoint {
     },
     /// An inherited socket, which listens or is connected.
     Inherited {
-        /// The socket.
+        /// The inherited socket.
         socket: rustix::fd::OwnedFd,
     },
     /// Connected sockets, handed over by another process or task that accepts for this device.
     Handed(mpsc::Receiver<Client>),
 }
 
-/// The source of clients: a socket that listens, or the other process or task that accepts.
+/// Where a device's clients come from: a socket that listens, or another process or task.
 #[derive(Debug)]
 pub(super) enum ClientSource {
     Listens(UnixListener),

@@ -25,7 +25,7 @@ pub(super) struct OwnRegion {
 /// The alignment of the rings' places in a region, in bytes.
 const ALIGN: usize = 64;
 
-/// A region that is mapped.
+/// An in-flight region that is mapped into this process.
 #[derive(Clone, Debug)]
 pub(super) struct InflightRegion {
     mapping: Arc<Mapping>,
@@ -58,18 +58,18 @@ impl InflightRegion {
         self.is_packed
     }
 
-    /// The number of entries of the largest ring for which a place of the region has room.
+    /// Returns the number of entries of the largest ring for which a place of the region has room.
     pub(super) fn queue_size(&self) -> u16 {
         self.queue_size
     }
 
-    /// The place of a ring with this many entries. `None`: no place of the region fits the ring.
+    /// Returns the place of a ring with this many entries. `None`: no place fits the ring.
     pub(super) fn fitting(&self, index: usize, size: u16, is_packed: bool) -> Option<Words> {
         if size > self.queue_size { None } else { self.place(index, is_packed) }
     }
 
-    /// The place for the ring of this index, even if it is too small for the ring. `None`: the
-    /// region has no place for this index, or was made for the other ring format.
+    /// Returns the place for the ring of this index, even if it is too small for the ring. `None`:
+    /// the region has no place for this index, or was made for the other ring format.
     pub(super) fn place(&self, index: usize, is_packed: bool) -> Option<Words> {
         if index >= usize::from(self.queues) || is_packed != self.is_packed {
             return None;
@@ -103,17 +103,17 @@ pub(super) fn forget(file: impl AsFd, area: InflightArea, index: usize, is_packe
     let _ = fallocate(file, flags, index as u64 * stride, stride);
 }
 
-/// The size of the place of a ring with this many entries, in bytes.
+/// Returns the size of the place of a ring with this many entries, in bytes.
 fn place_size(queue_size: u16, is_packed: bool) -> usize {
     if is_packed { packed_inflight_size(queue_size) } else { inflight_size(queue_size) }
 }
 
-/// Bytes from the place of a ring to that of the next one.
+/// Returns bytes from the place of a ring to that of the next one.
 fn stride(queue_size: u16, is_packed: bool) -> usize {
     place_size(queue_size, is_packed).next_multiple_of(ALIGN)
 }
 
-/// The size of a region with a place for each of this many rings, in bytes.
+/// Returns the size of a region with a place for each of this many rings, in bytes.
 fn size_of(queues: u16, queue_size: u16, is_packed: bool) -> u64 {
     u64::from(queues) * stride(queue_size, is_packed) as u64
 }

@@ -28,14 +28,14 @@ use tokio::net::UnixListener;
 /// Longest path of a unix socket, in bytes (`sun_path` without its terminator).
 pub const PATH_LEN_MAX: usize = 107;
 
-/// Who may connect.
+/// The owner, group and mode of a socket, which decide who may connect.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SocketPermissions {
-    /// Owner, as a user id.
+    /// The user id of the owner; `None`: as for any file that the process creates.
     pub owner: Option<u32>,
-    /// Group, as a group id.
+    /// The group id; `None`: as for any file that the process creates.
     pub group: Option<u32>,
-    /// Mode bits.
+    /// The mode bits; `None`: as the process's umask gives them.
     pub mode: Option<u32>,
 }
 
@@ -201,7 +201,7 @@ impl Unnamed {
         Ok(Self { socket, own, path: path.to_path_buf() })
     }
 
-    /// The path that the socket will have.
+    /// Returns the path that the socket will have.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
@@ -272,41 +272,41 @@ impl Listener {
         Ok(Self { socket, path, name: Some(name) })
     }
 
-    /// While `stays` is set, dropping the listener does not unlink the path: another process has
-    /// the socket open, and continues to serve it.
+    /// Sets a flag that keeps the path: while `stays` is true, dropping the listener does not
+    /// unlink the path, because another process has the socket open and continues to serve it.
     pub fn set_stays(&mut self, stays: Arc<AtomicBool>) {
         if let Some(name) = &mut self.name {
             name.stays = Some(stays);
         }
     }
 
-    /// Device and inode of the path, which identify the socket; `None` if the path belongs to
-    /// another process.
+    /// Returns device and inode of the path, which identify the socket; `None` if the path belongs
+    /// to another process.
     #[must_use]
     pub fn identity(&self) -> Option<(u64, u64)> {
         self.name.as_ref().map(|name| (name.device, name.inode))
     }
 
-    /// The listening socket.
+    /// Returns the listening socket.
     #[must_use]
     pub fn socket(&self) -> &UnixListener {
         &self.socket
     }
 
-    /// The socket's path, for messages.
+    /// Returns the socket's path, for messages.
     #[must_use]
     pub fn path(&self) -> std::path::Display<'_> {
         self.path.display()
     }
 
-    /// The socket alone. A janitor must close it, which may block: the kernel also closes the
-    /// descriptors that clients have sent on connections which nobody has accepted.
+    /// Returns the socket without its path. A janitor must close it, which may block: the kernel
+    /// also closes the descriptors that clients have sent on connections which nobody accepted.
     #[must_use]
     pub fn into_socket(self) -> UnixListener {
         self.socket
     }
 
-    /// The path that dropping the listener unlinks; `None` if the path belongs to another process.
+    /// Returns the path that dropping the listener unlinks; `None` if another process owns it.
     #[must_use]
     pub fn own_path(&self) -> Option<&Path> {
         self.name.as_ref().map(|name| name.path.as_path())
@@ -443,7 +443,7 @@ impl Drop for OwnFolder {
 }
 
 impl SocketName {
-    /// The path of a socket that other code has bound. Dropping the result unlinks it.
+    /// Names the path of a socket that other code has bound. Dropping the result unlinks the path.
     ///
     /// # Errors
     /// The path cannot be looked up, for example because nothing is there.
@@ -452,7 +452,7 @@ impl SocketName {
         Ok(Self::new(path, found.dev(), found.ino()))
     }
 
-    /// The path of the socket with this device and inode.
+    /// Makes the name for the path of the socket with this device and inode.
     fn new(path: PathBuf, device: u64, inode: u64) -> Self {
         let made = BoundName::new(path.clone());
         Self { path, device, inode, stays: None, is_removed: false, _made: made }

@@ -21,7 +21,7 @@ use tokio::time::Instant;
 pub(super) struct Meter {
     /// The name of the device.
     device: String,
-    /// The CPU time of the calling thread.
+    /// Returns the CPU time that the calling thread has used.
     cpu_time: fn() -> Duration,
     /// The janitor, whose jobs for this device are charged too.
     janitor: Arc<Janitor>,

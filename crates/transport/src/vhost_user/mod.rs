@@ -54,14 +54,14 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::Instant;
 use unsent::SessionLack;
 
-/// How a device is served.
+/// The options with which a device is served.
 #[derive(Clone, Copy, Debug)]
 pub struct ServeOptions {
-    /// End after the first session.
+    /// True: end after the first session.
     pub one_off: bool,
-    /// Longest time from connecting to the first message.
+    /// The longest time from connecting to the front-end's first message.
     pub handshake_timeout: Duration,
-    /// The rules for the files and the size of the guest's memory.
+    /// Which files the guest's memory may lie in, and how large it may be.
     pub memory: MemoryRules,
     /// Returns the CPU time that the calling thread has used, for which front-ends are charged.
     pub cpu_time: fn() -> Duration,
@@ -78,9 +78,9 @@ impl Default for ServeOptions {
     }
 }
 
-/// First and longest pause between two attempts to connect.
+/// First and longest pause between two attempts to connect to a front-end.
 const BACK_OFF: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(2));
-/// How long the file descriptors of a session may take to close before it is logged.
+/// Longest time to close a session's file descriptors before a warning is logged.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 /// How long a second client waits before it is refused: the first one may be about to disconnect.
 /// A front-end's socket stays open after it was closed, while a process that the front-end has
@@ -92,7 +92,7 @@ const STOP_TIMEOUT: Duration = Duration::from_secs(1);
 /// counted, but not logged.
 const EVENTS_MAX: usize = 512;
 
-/// Whether a session is open, for the control API.
+/// The channel that tells the control API whether a session is open.
 pub type Connected = watch::Sender<bool>;
 
 /// Serves `device` at `endpoint` until `stop` turns true. Then the socket is unlinked, so that no
@@ -140,7 +140,7 @@ struct Server {
     /// Limits the number of messages that the front-ends of this device send, and their CPU time,
     /// over all sessions.
     meter: Meter,
-    /// The time at which requests in flight are abandoned, once the daemon stops.
+    /// The time at which requests in flight are abandoned; set once the daemon stops.
     deadline: OnceLock<Instant>,
 }
 
@@ -214,7 +214,7 @@ impl Server {
                 }
             };
             drop(stream);
-            // Clients that come during this stay in the kernel's backlog, and are served
+            // Clients that connect during the teardown stay in the kernel's backlog, and are served
             // afterwards.
             Box::pin(self.tear_down(ended)).await;
             if self.options.one_off {
@@ -231,9 +231,9 @@ impl Server {
         }
     }
 
-    /// The next client to serve: `waiting`, or the next one that connects. A client that has
-    /// disconnected is skipped if there is another one behind it. The last client gets a session
-    /// even if it has disconnected, so that its end is logged.
+    /// Returns the next client to serve: `waiting`, or the next one that connects. A client that
+    /// has disconnected is skipped if there is another one behind it. The last client gets a
+    /// session even if it has disconnected, so that its end is logged.
     async fn next(&self, clients: &ClientSource, waiting: Option<ForeignStream>) -> ForeignStream {
         let mut next = match waiting {
             Some(stream) => stream,
@@ -426,7 +426,7 @@ impl Server {
                     return Ended { front, connection: None, origin };
                 }
                 () = passed(start_due) => {
-                    // The start may wait long for the host, but not once the daemon ends.
+                    // The ring's start may wait long for the host, but not once the daemon ends.
                     tokio::select! {
                         () = self.meter.charged(front.start_waiting()) => {}
                         () = self.given_up() => {}
@@ -482,7 +482,7 @@ enum SessionEnd {
     Unanswered,
 }
 
-/// Returns at `time`; never returns if `time` is `None`.
+/// Returns when `time` has come; never returns if `time` is `None`.
 async fn passed(time: Option<Instant>) {
     match time {
         Some(time) => tokio::time::sleep_until(time).await,

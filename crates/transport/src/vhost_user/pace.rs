@@ -16,20 +16,20 @@ use manyring_engine::Rate;
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// Messages that may come at once: three starts of a guest with 256 queues.
+/// The number of messages that are read without delay: three starts of a guest with 256 queues.
 pub(super) const AT_ONCE: u32 = 8192;
-/// The time after which one more message may come.
+/// After `AT_ONCE` messages, the time between two messages that are read.
 pub(super) const EACH: Duration = Duration::from_millis(1);
 /// A client that connects counts as this many messages: a session is set up and torn down for it.
 const CLIENT: u32 = 16;
-/// How much slower a debug build is than a release build.
+/// The factor by which CPU times are longer in a debug build than in a release build.
 const SLOWER: u64 = if cfg!(debug_assertions) { 10 } else { 1 };
 /// CPU time that messages may take at once: twenty times what three starts of a guest with 256
 /// queues take.
 pub(super) const CREDIT: Duration = Duration::from_secs(SLOWER);
-/// Beyond that, messages may take one part in this many of the time.
+/// After that, messages may take one part in this many of the elapsed time.
 pub(super) const SHARE: u32 = 20;
-/// A message that takes more CPU time than this is far too long.
+/// A message with more CPU time than this counts as far too long.
 pub(super) const LONG: Duration = Duration::from_millis(50 * SLOWER);
 /// A session ends at the second message within this time that is far too long. The first one may be
 /// no fault of the front-end: if the host is itself a guest, time that its hypervisor steals can be
@@ -44,15 +44,15 @@ const COST_MAX: Duration = Duration::from_secs(60);
 pub(super) struct Pace {
     /// Limits the number of messages.
     count: Rate,
-    /// It was logged that messages must wait, and the front-ends have not rested since.
+    /// True if it was logged that messages must wait, and the front-ends have not rested since.
     is_told: bool,
     /// Limits the CPU time of messages.
     cost: Rate,
-    /// CPU time of the current message.
+    /// CPU time that the current message has used so far.
     message: Duration,
-    /// When a message was last found to be far too long.
+    /// The time at which a message was last found to be far too long.
     long_at: Option<Instant>,
-    /// The current message is the second one that was far too long.
+    /// True if the current message is the second one that was far too long.
     is_over: bool,
 }
 
@@ -68,7 +68,7 @@ impl Pace {
         }
     }
 
-    /// The time from which on the next piece of a message may be read; it may have passed.
+    /// Returns the time from which on the next piece of a message may be read; it may have passed.
     pub(super) fn due(&self) -> Instant {
         self.count.due().max(self.cost.due())
     }
@@ -92,7 +92,7 @@ impl Pace {
         }
     }
 
-    /// Another message begins.
+    /// Begins another message: CPU time that is charged from now on belongs to that message.
     pub(super) fn begin_message(&mut self) {
         (self.message, self.is_over) = (Duration::ZERO, false);
     }

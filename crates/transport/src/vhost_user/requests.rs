@@ -46,7 +46,7 @@ pub enum FrontError {
     NoRecord { index: u32 },
 }
 
-/// A message to the front-end.
+/// A message to the front-end, with its descriptor if it has one.
 #[derive(Debug)]
 pub(super) struct Sent {
     pub(super) bytes: Vec<u8>,
@@ -58,15 +58,15 @@ pub(super) struct Sent {
 pub(super) struct ServedFrontEnd {
     device: Arc<dyn Device>,
     session: Session,
-    /// The rules for the files and the size of the guest's memory.
+    /// Which files the guest's memory may lie in, and how large it may be.
     rules: MemoryRules,
     memory: Arc<GuestMemory>,
     vrings: Vec<VringHost>,
     /// The front-end's region, in which rings that start and fit it record their chains in flight.
     inflight: Option<InflightRegion>,
-    /// The region of the session itself, for the other rings.
+    /// The region that the session itself has made, for rings that do not fit the front-end's.
     own_inflight: Option<OwnRegion>,
-    /// The operator was told that a ring does not fit the front-end's region.
+    /// True once the operator was told that a ring does not fit the front-end's region.
     is_unfit_told: bool,
     /// The vrings whose start has failed for a shortage of the host, and is retried.
     waiting: Waiting,
@@ -111,7 +111,7 @@ impl ServedFrontEnd {
         }
     }
 
-    /// The messages that the front-end has not sent, if no ring is served because of that.
+    /// Returns the messages that the front-end has not sent, if no ring is served because of that.
     pub(super) fn unsent(&self) -> Option<Unsent> {
         self.session.unsent()
     }
@@ -173,9 +173,9 @@ impl ServedFrontEnd {
         self.transfer.is_some()
     }
 
-    /// Ends a transfer, whose result the front-end asks for. Returns true if all of the state was
-    /// written to the front-end, or if the device has restored the state that it sent. Restoring
-    /// fails unless the device is suspended: no ring runs.
+    /// Ends a transfer of the device's state, because the front-end asks for its result. Returns
+    /// true if the whole state was written to the front-end, or if the device has restored the
+    /// state that the front-end sent. Restoring fails unless the device is suspended: no ring runs.
     async fn end_transfer(&mut self, is_suspended: bool) -> bool {
         let Some(transfer) = self.transfer.take() else { return false };
         let device = self.device.name();
@@ -193,9 +193,9 @@ impl ServedFrontEnd {
         }
     }
 
-    /// The answer to a front-end for which no in-flight region can be created: an area of size 0.
-    /// The front-end then passes no region, and the device is served without a record of its
-    /// requests in flight.
+    /// Returns the answer to a front-end for which no in-flight region can be created: an area of
+    /// size 0. The front-end then passes no region, and the device is served without a record of
+    /// its requests in flight.
     fn without_region(&self, error: &std::io::Error) -> InflightArea {
         let device = self.device.name();
         tracing::warn!(
@@ -350,7 +350,7 @@ impl ServedFrontEnd {
                 self.set_memory(index, addresses).await;
             }
         }
-        // The last reference unmaps the memory and closes its files, which may block.
+        // Dropping the last reference unmaps the memory and closes its files, which may block.
         self.janitor.dispose(former);
         self.memory.log().is_some()
     }
@@ -413,7 +413,7 @@ impl ServedFrontEnd {
     }
 }
 
-/// Logs the error. Returns false, as the result of the transfer for the front-end.
+/// Logs why a transfer of state failed. Returns false: the front-end reads this result.
 fn warn_of_state(device: &str, error: &dyn std::fmt::Display) -> bool {
     tracing::warn!(device, %error, "transferring the device state failed");
     false
@@ -455,7 +455,7 @@ fn spec(region: &Region) -> RegionSpec {
     }
 }
 
-/// How long queues may take to stop before it is logged.
+/// Longest time in which queues stop before a warning is logged.
 const STOP_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(1);
 
 /// Waits until queues have stopped. If that takes longer than [`STOP_TIMEOUT`], logs `what` is

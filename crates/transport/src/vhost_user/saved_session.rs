@@ -45,7 +45,7 @@ const CONFIG_MAX: usize = CONFIG_SIZE_MAX as usize;
 /// The number of kinds of entries.
 pub(super) const PLACES: usize = 19;
 
-/// The most entries in the journal of a session with this many queues.
+/// Returns the most entries in the journal of a session with this many queues.
 #[must_use]
 pub fn entries_max(queues: usize) -> usize {
     MEM_SLOTS_MAX + CONFIG_MAX + (queues + 1) * PLACES
@@ -127,7 +127,7 @@ pub struct SavedSession {
 /// A connected front-end, handed over by the process or task that accepts clients for this device.
 #[derive(Debug)]
 pub struct Client {
-    /// The socket.
+    /// The connected socket of the front-end.
     pub stream: UnixStream,
     /// The journal of the session, and its contents that a former process has written; `None`: the
     /// session has no journal.

@@ -50,7 +50,7 @@ pub struct DeviceOffer {
     pub queue_size_max: u16,
 }
 
-/// Whether a vring has a kick.
+/// Whether the front-end has set a vring's kick: an eventfd, or that the device must poll.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum KickState {
     #[default]
@@ -68,26 +68,26 @@ pub struct Vring {
     enabled: Option<bool>,
     kick: KickState,
     running: bool,
-    /// Starting the vring has failed. It is not retried before a message changes the vring.
+    /// True if starting the vring has failed: it is retried only after a message changes the vring.
     refused: bool,
-    /// The front-end has sent a message for the ring, and has not stopped the ring since.
+    /// True if the front-end has sent a message for the ring, and has not stopped the ring since.
     is_begun: bool,
 }
 
 impl Vring {
-    /// The number of entries; 0 if the front-end has not set it.
+    /// Returns the number of entries; 0 if the front-end has not set it.
     #[must_use]
     pub fn size(&self) -> u16 {
         self.size.unwrap_or(0)
     }
 
-    /// The base: the index at which the ring is resumed.
+    /// Returns the base: the index at which the ring is resumed.
     #[must_use]
     pub fn base(&self) -> Base {
         self.base
     }
 
-    /// The addresses of the ring; `None` if the front-end has not set them.
+    /// Returns the addresses of the ring; `None` if the front-end has not set them.
     #[must_use]
     pub fn addresses(&self) -> Option<RingAddresses> {
         self.addresses
@@ -105,7 +105,7 @@ impl Vring {
     }
 }
 
-/// A session's state.
+/// The state of a front-end's session: its features, memory regions and vrings.
 #[derive(Debug)]
 pub struct Session {
     offer: DeviceOffer,
@@ -119,7 +119,7 @@ pub struct Session {
 }
 
 impl Session {
-    /// A session that has received no message yet.
+    /// Makes a session that has received no message yet.
     #[must_use]
     pub fn new(offer: DeviceOffer) -> Self {
         let vrings = vec![Vring::default(); offer.queue_count];
@@ -127,13 +127,13 @@ impl Session {
         Self { offer, features: None, protocol: 0, vrings, regions: Vec::new(), status: 0, log }
     }
 
-    /// The virtio features that were negotiated, without the bit of the migration log.
+    /// Returns the negotiated virtio features, without the bit of the migration log.
     #[must_use]
     pub fn features(&self) -> u64 {
         self.features.unwrap_or(0) & !F_LOG_ALL
     }
 
-    /// The vring of index `index`.
+    /// Returns the vring of this index; `None` if the device has no such vring.
     #[must_use]
     pub fn vring(&self, index: usize) -> Option<&Vring> {
         self.vrings.get(index)

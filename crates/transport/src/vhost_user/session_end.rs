@@ -7,8 +7,8 @@ use std::io::ErrorKind;
 use tokio::sync::mpsc;
 
 impl Server {
-    /// Logs why a session ends whose eventfds block the threads that write to them, or make such
-    /// writes slow.
+    /// Logs that a session ends because its eventfds block the threads that write to them, or make
+    /// such writes slow.
     pub(super) fn tell_blocked(&self, origin: &Origin) {
         let why = match origin.is_costly() {
             true => "one of its eventfds has too many waiters",
@@ -31,7 +31,7 @@ impl Server {
             SessionEnd::Socket(SocketError::Closed) => {
                 tracing::info!(device, "front-end disconnected");
             }
-            // A front-end that was killed before it read an answer.
+            // This error means that a front-end was killed before it read an answer.
             SessionEnd::Socket(SocketError::Io(error))
                 if matches!(error.kind(), ErrorKind::BrokenPipe | ErrorKind::ConnectionReset) =>
             {

@@ -38,9 +38,9 @@ pub(super) struct Message {
     pub(super) header: Header,
     /// The payload, of the size that the header says.
     pub(super) payload: Vec<u8>,
-    /// The file descriptors that came with it. The janitor closes those that are dropped.
+    /// The descriptors that came with the message. The janitor closes those that are dropped.
     pub(super) fds: Vec<ForeignFd>,
-    /// The message is still in the socket, and must be consumed after it was handled.
+    /// True if the message is still in the socket, and must be consumed after it was handled.
     pub(super) is_peeked: bool,
 }
 
@@ -66,7 +66,7 @@ pub(super) struct ForeignStream {
     journal: Option<Arc<dyn SessionJournal>>,
     /// The contents of the journal that a former process has written, until they are taken.
     saved_session: Mutex<Option<SavedSession>>,
-    /// The session has ended by itself: no other process resumes it.
+    /// True if the session has ended by itself: no other process resumes it.
     is_over: AtomicBool,
 }
 
@@ -153,7 +153,7 @@ pub(super) struct Connection {
 }
 
 impl Connection {
-    /// A connection that has received nothing yet.
+    /// Makes a connection that has received nothing yet.
     #[must_use]
     pub(super) fn new(stream: Arc<ForeignStream>, origin: Arc<Origin>) -> Self {
         Self {
@@ -166,7 +166,7 @@ impl Connection {
         }
     }
 
-    /// The journal of the session, if it has one.
+    /// Returns the journal of the session, if it has one.
     pub(super) fn journal(&self) -> Option<&Arc<dyn SessionJournal>> {
         self.stream.journal()
     }
@@ -244,7 +244,7 @@ impl Connection {
         Ok(self.header.is_some_and(|h| self.bytes.len() == HEADER_SIZE + h.size as usize))
     }
 
-    /// How many bytes of the current message are missing, as far as is known.
+    /// Returns how many bytes of the current message are missing, as far as is known.
     fn missing(&self) -> usize {
         let whole = self.header.map_or(HEADER_SIZE, |h| HEADER_SIZE + h.size as usize);
         whole - self.bytes.len()
@@ -361,11 +361,12 @@ struct Received {
     /// The caller makes `ForeignFd`s of these before it does anything else, so that none is closed
     /// on this thread.
     fds: Vec<OwnedFd>,
-    /// The kernel has dropped descriptors: there were too many, or `RLIMIT_NOFILE` was reached.
+    /// True if the kernel has dropped descriptors: too many came, or `RLIMIT_NOFILE` was reached.
     is_truncated: bool,
 }
 
-/// How many of the next bytes have no file descriptors, at most `missing`; `None`: they have some.
+/// Returns how many of the next bytes have no file descriptors, at most `missing`; `None`: they
+/// have some.
 ///
 /// Peeks without space for control messages: the kernel then reports by `MSG_CTRUNC` that there are
 /// descriptors.

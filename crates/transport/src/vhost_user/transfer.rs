@@ -133,15 +133,15 @@ impl Transfer {
     }
 }
 
-/// The descriptor and the state. Only the janitor touches it.
+/// The descriptor of a transfer and the bytes of the state. Only the janitor touches it.
 #[derive(Debug)]
 struct Channel {
-    /// `None`: it is closed.
+    /// The front-end's descriptor; `None` once it is closed.
     fd: Option<ForeignFd>,
     /// The bytes that were read, or must be written; `at` counts those that were written.
     bytes: Vec<u8>,
     at: usize,
-    /// The descriptor was closed because the transfer took too long.
+    /// True if the descriptor was closed because the transfer took too long.
     is_late: bool,
 }
 

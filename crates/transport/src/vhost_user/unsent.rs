@@ -9,10 +9,10 @@ use super::session::Unsent;
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// How long rings may wait before this is logged: for memory, and for messages of their own.
+/// How long rings wait before a lack is logged: of memory, and of messages of their own.
 const TIMEOUT: [Duration; 2] = [Duration::from_secs(5), Duration::from_secs(10)];
 
-/// The messages that a session lacks, and when this must be logged.
+/// The messages that a session has not received, and the time at which this must be logged.
 #[derive(Debug, Default)]
 pub(super) struct SessionLack {
     what: Option<Unsent>,
@@ -20,13 +20,13 @@ pub(super) struct SessionLack {
     is_told: [bool; 2],
 }
 
-/// The index of a kind of lack in [`TIMEOUT`] and in `is_told`.
+/// Returns the index of a kind of lack in [`TIMEOUT`] and in `is_told`.
 fn kind(what: &Unsent) -> usize {
     usize::from(*what != Unsent::Memory)
 }
 
 impl SessionLack {
-    /// Sets, after each message, what is lacking.
+    /// Stores, after each message of the front-end, which messages are lacking now.
     pub(super) fn note(&mut self, what: Option<Unsent>, now: Instant) {
         let what = what.filter(|what| !self.is_told[kind(what)]);
         let is_same = self.what.as_ref().map(kind) == what.as_ref().map(kind);
@@ -36,7 +36,7 @@ impl SessionLack {
         self.what = what;
     }
 
-    /// When the lack must be logged; `None`: there is nothing to log.
+    /// Returns when the lack must be logged; `None`: there is nothing to log.
     pub(super) fn due(&self) -> Option<Instant> {
         self.due
     }

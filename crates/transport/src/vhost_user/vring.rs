@@ -6,10 +6,10 @@ use std::sync::Arc;
 /// The host side of a vring: its doorbells, and its queue while it runs.
 #[derive(Debug, Default)]
 pub(super) struct VringHost {
-    /// The kick, until a queue starts and takes it.
+    /// The kick of the front-end, until a queue starts and takes it.
     pub(super) kick: Option<Kick>,
-    /// The call, shared with the queue: when the queue starts again, the front-end may send no new
-    /// one.
+    /// The call of the front-end, shared with the queue: when the queue starts again, the front-end
+    /// may send no new one.
     pub(super) call: Option<Arc<Call>>,
     pub(super) err: Option<Arc<Call>>,
     pub(super) running: Option<QueueHandle>,

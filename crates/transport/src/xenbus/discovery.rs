@@ -27,7 +27,7 @@ pub struct Known {
 }
 
 impl Known {
-    /// The devices.
+    /// Returns the known devices.
     pub fn devices(&self) -> impl Iterator<Item = &DeviceId> {
         self.devices.iter()
     }
@@ -51,7 +51,7 @@ impl Known {
     }
 }
 
-/// The devices in a domain's folder. Names that are no numbers are ignored.
+/// Returns the devices in a domain's folder. Names that are no numbers are ignored.
 #[must_use]
 pub fn listing(kind: &str, domain: &str, children: &[String]) -> Vec<DeviceId> {
     let Some(domain) = number(domain).and_then(|n| u16::try_from(n).ok()) else {
@@ -83,7 +83,7 @@ pub struct Discovery {
     kinds: Vec<String>,
     watch: Watch,
     known: Known,
-    /// All kinds have been listed once.
+    /// True once all kinds have been listed.
     is_whole: bool,
 }
 

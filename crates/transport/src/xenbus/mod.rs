@@ -38,20 +38,20 @@ pub use store::{
 pub struct DeviceId {
     /// The kind of the back-end: `vbd`, `vbd3`, `manyring`.
     pub kind: String,
-    /// The domain of the front-end.
+    /// The number of the front-end's domain.
     pub domain: u16,
-    /// The device's number in the guest.
+    /// The number of the virtual device in its guest.
     pub device: u32,
 }
 
 impl DeviceId {
-    /// The back-end's folder, relative to the home of its domain.
+    /// Returns the path of the back-end's folder, relative to the home of its domain.
     #[must_use]
     pub fn back_folder(&self) -> String {
         format!("backend/{self}")
     }
 
-    /// The node to which an error of the device is written, relative to the home of its domain.
+    /// Returns the node to which an error of the device is written, relative to its domain's home.
     #[must_use]
     pub fn error_node(&self) -> String {
         format!("error/{}/error", self.back_folder())

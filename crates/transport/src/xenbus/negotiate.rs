@@ -22,9 +22,9 @@ const OFFERED: [Key; 3] =
 /// One reading of the nodes of a device. A folder that does not exist has no nodes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Seen {
-    /// The back-end's folder.
+    /// The nodes of the back-end's folder.
     pub back: Nodes,
-    /// The front-end's folder, and those of its queues.
+    /// The nodes of the front-end's folder, and of the folders of its queues.
     pub front: Nodes,
 }
 
@@ -42,7 +42,7 @@ pub enum Reason {
     Changed { path: String },
     #[error("{folder}/hotplug-status: the hotplug script failed: {text}")]
     Hotplug { folder: String, text: String },
-    /// The error of the device or its disk.
+    /// The device or its disk has failed, for this reason.
     #[error("{0}")]
     Device(String),
 }
@@ -53,7 +53,7 @@ impl Reason {
     }
 }
 
-/// The nodes of the back-end's folder that are read.
+/// Returns the names of the nodes that are read in the back-end's folder.
 pub fn back_names() -> impl Iterator<Item = &'static str> {
     let of_toolstack = |key: &&Key| key.folder == Folder::Back && key.writer == Writer::Toolstack;
     let names = keys::KEYS.iter().filter(of_toolstack).map(|key| key.name);
@@ -62,14 +62,14 @@ pub fn back_names() -> impl Iterator<Item = &'static str> {
     names.chain(own).chain([HOTPLUG_STATUS, HOTPLUG_ERROR])
 }
 
-/// How many queues the nodes of the back-end's folder offer.
+/// Returns how many queues the nodes of the back-end's folder offer.
 #[must_use]
 pub fn queues_offered(back: &Nodes) -> u32 {
     Offer::parse(back).map_or(0, |offer| offer.queues_max)
 }
 
-/// The offer to a front-end that a former process has left connected: of each limit, the larger one
-/// of that process's offer and of `offer`.
+/// Returns the offer to a front-end that a former process has left connected: of each limit, the
+/// larger one of that process's offer and of `offer`.
 pub(super) fn offer_left(back: &Nodes, offer: Offer) -> Offer {
     let Ok(former) = Offer::parse(back) else { return offer };
     Offer {
@@ -80,14 +80,14 @@ pub(super) fn offer_left(back: &Nodes, offer: Offer) -> Offer {
     }
 }
 
-/// The nodes of the front-end's folder that are read first; they tell which queues there are.
+/// Returns the nodes of the front-end's folder that are read first; they tell the number of queues.
 pub fn front_names() -> impl Iterator<Item = &'static str> {
     let of_front = |key: &&Key| key.folder == Folder::Front && key.writer == Writer::Front;
     keys::KEYS.iter().filter(of_front).map(|key| key.name)
 }
 
-/// The names of the nodes of the front-end's queues. The list is empty in a state in which these
-/// nodes have no meaning. It is also empty if the number of queues is wrong, or larger than
+/// Returns the names of the nodes of the front-end's queues. The list is empty in a state in which
+/// these nodes have no meaning. It is also empty if the number of queues is wrong, or larger than
 /// `queues_max`: the front-end is refused for that, and its queues need not be read.
 #[must_use]
 pub fn queue_names(front: &Nodes, queues_max: u32) -> Vec<String> {
@@ -113,14 +113,14 @@ pub fn queue_names(front: &Nodes, queues_max: u32) -> Vec<String> {
     names
 }
 
-/// The state in a folder's `state` node; `Unknown` if there is no such node. `None`: the value of
-/// the node is no state.
+/// Returns the state in a folder's `state` node; `Unknown` if there is no such node. `None`: the
+/// value of the node is no state.
 #[must_use]
 pub fn state_of(nodes: &Nodes) -> Option<XenbusState> {
     value(nodes, keys::FRONT_STATE.name).map_or(Some(XenbusState::Unknown), XenbusState::parse)
 }
 
-/// The state of the front-end.
+/// Returns the state of the front-end.
 ///
 /// # Errors
 /// [`Reason::Node`]: the value of the node is no state.
@@ -154,7 +154,7 @@ pub(super) fn assignment(id: &DeviceId, back: &Nodes) -> Result<Assignment, Reas
     Ok(assignment)
 }
 
-/// The error that a failed hotplug script has left.
+/// Returns the error that a failed hotplug script has left.
 pub(super) fn hotplug_failure(id: &DeviceId, back: &Nodes) -> Option<Reason> {
     if value(back, HOTPLUG_STATUS) != Some(b"error") {
         return None;
@@ -173,15 +173,15 @@ pub(super) fn connection(folder: &str, front: &Nodes, offer: &Offer) -> Result<C
     Connection::parse(front, offer).map_err(|error| Reason::node(folder, error))
 }
 
-/// The path of the first node that differs between two readings, apart from the state.
+/// Returns the path of the first node, except the state, that differs between two readings.
 pub(super) fn first_change(folder: &str, was: &Nodes, is: &Nodes) -> String {
     let names = was.keys().chain(is.keys()).filter(|name| *name != keys::FRONT_STATE.name);
     let changed = names.min_by_key(|name| was.get(*name) == is.get(*name));
     format!("{folder}/{}", changed.map_or("", String::as_str))
 }
 
-/// The part of a device's offer that goes to this front-end: no discards if it may not write, or if
-/// the tool stack has disabled them.
+/// Returns the part of a device's offer that goes to this front-end: no discards if it may not
+/// write, or if the tool stack has disabled them.
 pub(super) fn offer_to(assignment: &Assignment, mut offer: Offer) -> Offer {
     if !assignment.writable || !assignment.discard_enable {
         offer.discard = None;
@@ -189,7 +189,7 @@ pub(super) fn offer_to(assignment: &Assignment, mut offer: Offer) -> Offer {
     offer
 }
 
-/// The disk for this front-end, with the flags for read-only and removable disks.
+/// Returns the disk for this front-end, with the flags for read-only and removable disks.
 pub(super) fn disk_for(assignment: &Assignment, mut disk: DiskGeometry) -> DiskGeometry {
     if !assignment.writable {
         disk.info |= VDISK_READONLY;
@@ -200,8 +200,9 @@ pub(super) fn disk_for(assignment: &Assignment, mut disk: DiskGeometry) -> DiskG
     disk
 }
 
-/// The disk for a front-end that a former process has left connected. It keeps the sector size that
-/// the former process has written, because a front-end reads that node only when it connects.
+/// Returns the disk for a front-end that a former process has left connected. It keeps the sector
+/// size that the former process has written, because a front-end reads that node only when it
+/// connects.
 pub(super) fn disk_left(back: &Nodes, disk: DiskGeometry) -> DiskGeometry {
     let sector_size = match value(back, keys::SECTOR_SIZE.name) {
         Some(b"512") => 512,

@@ -14,7 +14,7 @@ const BURST: u32 = 64;
 /// The time between two readings after such a burst: eight per second for each device.
 const RENEWAL: Duration = Duration::from_millis(125);
 
-/// When the nodes of a device may be read.
+/// Decides when the nodes of a device may be read.
 #[derive(Debug)]
 pub(super) struct Readings {
     last: Option<Instant>,
@@ -22,12 +22,12 @@ pub(super) struct Readings {
 }
 
 impl Readings {
-    /// The limit of a device whose nodes were not read yet.
+    /// Makes the limit of a device whose nodes were not read yet.
     pub(super) fn new(now: Instant) -> Self {
         Self { last: None, rate: Rate::of(BURST, RENEWAL, now) }
     }
 
-    /// When the next reading may begin.
+    /// Returns when the next reading may begin.
     pub(super) fn due(&self) -> Instant {
         let due = self.rate.due();
         self.last.map_or(due, |last| due.max(last + RETRY_DELAY))

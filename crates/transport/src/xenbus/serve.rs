@@ -30,12 +30,12 @@ const PASSING_RETRY_DELAY: Duration = Duration::from_millis(200);
 pub struct HostError {
     /// The reason, in words for the device's `error` node.
     pub text: String,
-    /// Another attempt may succeed later: for example, memory or file descriptors are short now.
+    /// True if another attempt may succeed later: for example, memory or descriptors are short now.
     pub is_passing: bool,
 }
 
 impl HostError {
-    /// An error that does not pass.
+    /// Makes an error that does not pass: another attempt would fail, too.
     #[must_use]
     pub fn new(text: impl Into<String>) -> Self {
         Self { text: text.into(), is_passing: false }
@@ -46,8 +46,8 @@ impl HostError {
 /// order: `open`, any number of `connect` and `disconnect` in turn, `close`. An `open` that follows
 /// another one replaces it.
 pub trait Host: Send {
-    /// The most queues of a front-end. More are neither offered nor read, unless a former process
-    /// has offered them.
+    /// Returns the most queues of a front-end. More are neither offered nor read, unless a former
+    /// process has offered them.
     fn queues_max(&self) -> u32;
 
     /// Opens the disk that the tool stack names, and returns the features that can be offered for
@@ -86,7 +86,7 @@ pub enum Command {
     Resized(DiskGeometry),
     /// A queue met a fault of the front-end.
     Fault {
-        /// [`Negotiated::number`] of its connection.
+        /// The [`Negotiated::number`] of the connection that met the fault.
         number: u32,
         /// The fault, in words for the log and the `error` node.
         text: String,
@@ -158,16 +158,16 @@ struct Device<'a> {
     host: &'a mut dyn Host,
     back: Back,
     watch: Watch,
-    /// The front-end's folder, once it is watched.
+    /// The path of the front-end's folder, once the folder is watched.
     front: Option<String>,
     /// The front-end's nodes, as they were read last; `None` if they were not read yet.
     nodes: Option<Nodes>,
     stop: watch::Receiver<bool>,
-    /// Whether the last reading found the back-end's folder; `None`: the reading failed.
+    /// True if the last reading found the back-end's folder; `None`: the reading failed.
     is_there: Option<bool>,
-    /// Queues run.
+    /// True while queues run.
     is_running: bool,
-    /// It was logged that xenstore does not answer, and it has not answered since.
+    /// True if it was logged that xenstore does not answer, and it has not answered since.
     is_told: bool,
 }
 

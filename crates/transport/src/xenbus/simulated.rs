@@ -47,9 +47,10 @@ pub struct Seat {
 pub struct Lent {
     /// The domain's grant table and pages.
     pub file: OwnedFd,
-    /// Entries of the table.
+    /// Number of entries of the grant table.
     pub entries: u32,
-    /// The seat. It is returned when the connection ends; the other process must have ended before.
+    /// The number of the seat. It is returned when the connection ends; the other process must have
+    /// ended before.
     pub seat: u8,
 }
 
@@ -171,7 +172,7 @@ impl SimulatedXen {
 }
 
 impl Seat {
-    /// The pages to which the domain has granted access.
+    /// Returns the pages to which the domain has granted access.
     #[must_use]
     pub fn grants(&self) -> &Arc<SimGrants> {
         &self.grants

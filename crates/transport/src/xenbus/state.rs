@@ -60,7 +60,7 @@ use manyring_wire::xen::device::{Assignment, DiskGeometry, Nodes, Offer};
 use manyring_wire::xen::keys;
 use manyring_wire::xen::state::XenbusState;
 
-/// The step that follows when the queues have stopped.
+/// What the device does when the queues have stopped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Next {
     Closing,
@@ -83,7 +83,7 @@ enum Phase {
     Left,
 }
 
-/// A connection, and the front-end's nodes from which it was made.
+/// A connection that is being made or runs, and the front-end's nodes from which it was made.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Running {
     config: Negotiated,
@@ -98,7 +98,7 @@ struct Opened {
     disk: DiskGeometry,
 }
 
-/// The back-end of one device.
+/// The back-end's part of one device's handshake.
 #[derive(Debug)]
 pub struct Back {
     id: DeviceId,
@@ -110,9 +110,9 @@ pub struct Back {
     /// The assignment that is being opened, or was opened.
     assignment: Option<Assignment>,
     opened: Option<Opened>,
-    /// The operator removes the device.
+    /// True once the operator removes the device.
     detaching: bool,
-    /// This process ends after the awaited answer.
+    /// True if this process leaves the device after the awaited answer.
     leaving: bool,
     /// The state of the front-end when the device failed. The front-end is not served before its
     /// state is another one.
@@ -120,15 +120,15 @@ pub struct Back {
     reason: Option<Reason>,
     /// Why the rings of a former process are not resumed yet.
     waits_for: Option<String>,
-    /// A former process has offered the device, and this process has neither offered nor connected
-    /// it yet.
+    /// True if a former process has offered the device, and this process has neither offered nor
+    /// connected it yet.
     inherited: bool,
     /// The number of the last connection ([`Negotiated::number`]).
     number: u32,
 }
 
 impl Back {
-    /// The back-end of a device whose nodes were not read yet.
+    /// Makes the back-end of a device whose nodes were not read yet.
     #[must_use]
     pub fn new(id: DeviceId) -> Self {
         Self {
@@ -148,19 +148,19 @@ impl Back {
         }
     }
 
-    /// The device.
+    /// Returns the id of the device.
     #[must_use]
     pub fn id(&self) -> &DeviceId {
         &self.id
     }
 
-    /// The state that was last written; `Unknown` before that.
+    /// Returns the state that was last written; `Unknown` before that.
     #[must_use]
     pub fn state(&self) -> XenbusState {
         self.told
     }
 
-    /// The present connection, while the device is connected.
+    /// Returns the present connection, while the device is connected.
     #[must_use]
     pub fn connected(&self) -> Option<&Negotiated> {
         match &self.phase {
@@ -169,14 +169,14 @@ impl Back {
         }
     }
 
-    /// The error for which the device was last closed, if any. It is forgotten when the device
-    /// connects again.
+    /// Returns the error for which the device was last closed, if any. The error is forgotten when
+    /// the device connects again.
     #[must_use]
     pub fn reason(&self) -> Option<&Reason> {
         self.reason.as_ref()
     }
 
-    /// The offer of this device to its front-end.
+    /// Returns the offer of this device to its front-end.
     #[must_use]
     pub fn offer(&self) -> Offer {
         self.opened.as_ref().map_or_else(Offer::default, |opened| opened.offer)

@@ -41,7 +41,7 @@ const ORDERS_MAX: usize = 256;
 /// (`quota-transactions`), which all programs of the domain share.
 const TRANSACTIONS_MAX: usize = 5;
 
-/// Where xenstore is.
+/// The socket or device file by which xenstore is reached.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum StoreEndpoint {
     /// A unix socket: xenstored's, or a simulated Xen's.
@@ -57,7 +57,7 @@ impl std::fmt::Display for StoreEndpoint {
     }
 }
 
-/// The endpoint of this machine: the socket, or else the device. `None`: there is no Xen here.
+/// Returns the endpoint of this machine: the socket, or else the device. `None`: no Xen is here.
 #[must_use]
 pub fn default_endpoint() -> Option<StoreEndpoint> {
     let exists = |path: &str| std::path::Path::new(path).exists();
@@ -176,7 +176,7 @@ impl Store {
         self.read_in(path, 0).await
     }
 
-    /// The names of a node's children, in order; `None`: there is no such node.
+    /// Returns the names of a node's children, in order; `None`: there is no such node.
     ///
     /// # Errors
     /// As for [`Self::read`]. [`StoreError::Contended`]: a long list changed again and again while
@@ -230,7 +230,7 @@ impl Store {
         if is_whole { path.to_owned() } else { format!("{}/{path}", self.home) }
     }
 
-    /// A set of watches whose events come together; empty at first.
+    /// Makes an empty set of watches, whose events come together.
     #[must_use]
     pub fn watch(&self) -> Watch {
         Watch::new(self.clone())
@@ -361,13 +361,14 @@ fn parse(path: &str) -> Result<Path<'_>, StoreError> {
     Path::parse(path.as_bytes()).map_err(wrong)
 }
 
-/// The names in a list. Names that are not UTF-8 are ignored: this program uses no such nodes.
+/// Returns the names in a list. Names that are not UTF-8 are ignored: this program uses no such
+/// nodes.
 fn names(payload: &[u8]) -> Vec<String> {
     let names = wire::strings(payload).filter(|name| !name.is_empty());
     names.filter_map(|name| std::str::from_utf8(name).ok()).map(str::to_owned).collect()
 }
 
-/// The path that a request is about, for messages.
+/// Returns the path that a request is about, for messages.
 fn path_of<'a>(request: &Request<'a>) -> &'a str {
     match request {
         Request::Directory(path)

@@ -14,14 +14,14 @@ use std::time::Duration;
 
 /// How long dropping a path waits for the thread that unlinks it, once the thread has begun.
 const TIMEOUT: Duration = Duration::from_millis(250);
-/// The same while an earlier unlink has not returned: many paths can be dropped at once.
+/// As `TIMEOUT`, while an earlier unlink has not returned: many paths can be dropped at once.
 const TIMEOUT_LATE: Duration = Duration::from_millis(1);
 
 /// The paths that exist, or that are being created or unlinked.
 static NAMES: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
 static REMOVED: Condvar = Condvar::new();
 
-/// An entry in [`NAMES`], as long as this lives.
+/// Keeps an entry in [`NAMES`] until it is dropped.
 #[derive(Debug)]
 pub(super) struct BoundName(PathBuf);
 

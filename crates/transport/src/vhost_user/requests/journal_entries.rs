@@ -125,13 +125,13 @@ impl JournalWriter {
         self.journal.update(note, fds).await;
     }
 
-    /// The keys of the entries whose place satisfies `is_meant`.
+    /// Returns the keys of the entries whose place satisfies `is_meant`.
     fn kept(&self, is_meant: impl Fn(Place) -> bool) -> Vec<u32> {
         let all = self.entries.keys().copied();
         all.filter(|key| Place::of(*key).is_some_and(&is_meant)).collect()
     }
 
-    /// The keys of the memory regions whose bytes satisfy `is_meant`.
+    /// Returns the keys of the memory regions whose bytes satisfy `is_meant`.
     fn slots<'a>(
         &'a self,
         is_meant: impl Fn(&[u8]) -> bool + 'a,
@@ -140,8 +140,8 @@ impl JournalWriter {
         slots.filter(move |(_, bytes)| is_meant(bytes)).map(|(key, _)| *key)
     }
 
-    /// The key under which a message is kept; `None`: the message sets nothing that a resumed
-    /// session needs, or the session refuses it.
+    /// Returns the key under which a message is kept. `None`: the message sets nothing that a
+    /// resumed session needs, or the session refuses the message.
     fn place(&self, request: &Request, bytes: &[u8], queues: usize) -> Option<u32> {
         let of_vring = |place: Place, index: usize| (index < queues).then(|| place.key(index));
         let of_state = |place, state: &VringState| of_vring(place, state.index as usize);
@@ -152,7 +152,7 @@ impl JournalWriter {
             Request::SetStatus(_) => Some(Place::Status.key(0)),
             Request::SetConfig(access, _) => Some(Place::Config.key(access.offset as usize)),
             Request::SetMemTable(_) => Some(Place::MemTable.key(0)),
-            // QEMU sends each region once for every queue pair.
+            // QEMU sends each region once for every queue pair: record it once only.
             Request::AddMemReg(_) if self.slots(|kept| kept == bytes).next().is_some() => None,
             Request::AddMemReg(_) => {
                 let free = |slot: &usize| !self.entries.contains_key(&Place::MemRegion.key(*slot));
@@ -172,8 +172,8 @@ impl JournalWriter {
         }
     }
 
-    /// The changes of the journal that a message causes beside the entry of the message itself:
-    /// entries that no longer hold, and states that have changed.
+    /// Returns the changes of the journal that a message causes beside the entry of the message
+    /// itself: entries that no longer hold, and states that have changed.
     fn consequences(
         &self,
         request: &Request,
@@ -233,8 +233,9 @@ fn is_place_of(kept: &[u8], region: &Region) -> bool {
     kept.get(20..44) == region.as_bytes().get(..24)
 }
 
-/// The bytes of a message for the journal, without the flag that asks for an acknowledgement: when
-/// the next process handles the message again, no second acknowledgement may be sent.
+/// Returns the bytes of a message for the journal, without the flag that asks for an
+/// acknowledgement: when the next process handles the message again, no second acknowledgement may
+/// be sent.
 fn kept_bytes(message: &Message) -> Vec<u8> {
     let Header { request, .. } = message.header;
     self::message(request, &message.payload)
@@ -365,8 +366,8 @@ impl ServedFrontEnd {
         size != 0 && self.inflight.as_ref().is_some_and(fits)
     }
 
-    /// Uses a region that a session of this device has made, for rings that start from now on.
-    /// Returns false if the region cannot be mapped.
+    /// Maps a region that a session of this device has made, for rings that start from now on.
+    /// Returns false if mapping the region fails.
     async fn use_own_region(&mut self, area: InflightArea, file: Arc<OwnedFd>) -> bool {
         let (is_packed, theirs) = (self.is_packed(), file.clone());
         let map = move || InflightRegion::map(area, is_packed, theirs.as_fd());

@@ -17,7 +17,7 @@ const RETRY_DELAYS: (Duration, Duration) = (Duration::from_millis(50), Duration:
 #[derive(Debug, Default)]
 pub(super) struct Waiting {
     vrings: BTreeSet<usize>,
-    /// When their start is retried; `None`: no vring waits.
+    /// The time at which the start of all waiting vrings is retried; `None`: no vring waits.
     due: Option<Instant>,
     pause: Duration,
     is_told: bool,
@@ -52,16 +52,16 @@ impl Waiting {
     }
 }
 
-/// Where a ring records its chains in flight.
+/// The region in which a ring records its chains in flight, and the ring's place there.
 enum RecordPlace {
-    /// In the front-end's region.
+    /// A place in the front-end's region.
     FrontEnd(Words),
-    /// In the session's own region.
+    /// A place in the session's own region.
     Own(Words),
 }
 
 impl ServedFrontEnd {
-    /// When [`Self::start_waiting`] is to be called; `None`: no vring waits.
+    /// Returns when [`Self::start_waiting`] must be called; `None`: no vring waits.
     pub(in crate::vhost_user) fn start_due(&self) -> Option<Instant> {
         self.waiting.due
     }
@@ -191,9 +191,9 @@ impl ServedFrontEnd {
         self.session.found(index, base);
     }
 
-    /// The ring's place in the front-end's in-flight region, or in the session's own region; and a
-    /// place in the front-end's region that is too small for the ring. A ring that fits neither
-    /// region is served without a record: it then cannot be resumed after a crash.
+    /// Returns the ring's place in the front-end's in-flight region, or in the session's own
+    /// region; and a place in the front-end's region that is too small for the ring. A ring that
+    /// fits neither region is served without a record: it then cannot be resumed after a crash.
     fn record(&self, index: usize, size: u16) -> (Option<RecordPlace>, Option<Words>) {
         let is_packed = self.is_packed();
         let mut former = None;

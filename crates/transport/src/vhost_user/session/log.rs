@@ -13,7 +13,7 @@
 use super::{Answer, Effect, OF_TRANSPORT, Outcome, Session};
 use manyring_wire::vhost_user::{F_LOG_ALL, LogArea, Reply};
 
-/// A session's knowledge of its log.
+/// What the session knows of its migration log.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct LogState {
     is_there: bool,

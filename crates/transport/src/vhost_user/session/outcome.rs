@@ -66,23 +66,23 @@ pub enum Effect<F> {
 pub enum Answer {
     /// No answer is due.
     None,
-    /// This reply.
+    /// Send this reply.
     Reply(Reply),
     /// An acknowledgement: 0 if all effects were carried out, 1 if one was refused.
     Ack,
-    /// The base of this vring, once it has stopped.
+    /// Answer with the base of this vring, once the vring has stopped.
     Base(usize),
-    /// The bytes of this read of the config space.
+    /// Answer with the bytes of this read of the config space.
     Config(ConfigAccess),
-    /// A new in-flight region for this many queues and entries, in a payload of this size.
+    /// Answer with a new in-flight region for these queues and entries; the payload has this size.
     Inflight(InflightArea, usize),
-    /// The answer to `SET_DEVICE_STATE_FD`: the back-end sends no descriptor of its own, and
-    /// whether it has refused the front-end's.
+    /// Answer `SET_DEVICE_STATE_FD`: the back-end sends no descriptor of its own, and says whether
+    /// it has refused the front-end's.
     StateFd,
-    /// The answer to `CHECK_DEVICE_STATE`: whether the state was saved, or whether the device has
-    /// restored it.
+    /// Answer `CHECK_DEVICE_STATE`: whether the state was saved, or whether the device has restored
+    /// it.
     CheckState {
-        /// No ring runs. A device with a running ring restores no state.
+        /// True if no ring runs. A device with a running ring restores no state.
         is_suspended: bool,
     },
 }
@@ -97,7 +97,7 @@ pub struct Outcome<F> {
 }
 
 impl<F> Outcome<F> {
-    /// An answer without effects.
+    /// Makes an outcome with an answer and no effects.
     pub(super) fn of(answer: Answer) -> Self {
         Self { effects: Vec::new(), answer }
     }

@@ -27,7 +27,7 @@ impl Session {
         }
     }
 
-    /// Ends the transfer, whose result the front-end asks for.
+    /// Ends a transfer of the device's state, because the front-end asks for its result.
     pub(super) fn end_transfer<F>(&self) -> Outcome<F> {
         Outcome::of(Answer::CheckState { is_suspended: !self.has_running() })
     }

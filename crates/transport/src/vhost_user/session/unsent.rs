@@ -21,7 +21,7 @@ pub enum Unsent {
 }
 
 impl Session {
-    /// The messages that the front-end has not sent, if no ring is served because of that.
+    /// Returns the messages that the front-end has not sent, if no ring is served because of that.
     #[must_use]
     pub fn unsent(&self) -> Option<Unsent> {
         if self.regions.is_empty() {
@@ -37,8 +37,8 @@ impl Session {
         Some(Unsent::OfVring(index, missing))
     }
 
-    /// The messages without which a vring is not served. The list is empty for a vring whose start
-    /// is retried.
+    /// Returns the messages without which a vring is not served; none for a vring whose start is
+    /// retried.
     fn missing(&self, vring: &Vring) -> Vec<&'static str> {
         let is_to_be_enabled = self.features() & F_PROTOCOL_FEATURES != 0;
         let lacks = [

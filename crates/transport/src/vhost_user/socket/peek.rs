@@ -17,9 +17,9 @@ struct Seen {
     header: Header,
     payload: Vec<u8>,
     fds: Vec<OwnedFd>,
-    /// The file descriptors belong to this message, and not to the next one.
+    /// True if the file descriptors belong to this message, and not to the next one.
     has_fds: bool,
-    /// The message is complete, with all of its file descriptors.
+    /// True if the message is complete, with all of its file descriptors.
     is_whole: bool,
 }
 
@@ -97,7 +97,8 @@ impl Connection {
             let adopt = |fd| self.origin.adopt(fd, &mut room);
             let mut fds: Vec<_> = fds.into_iter().map(adopt).collect();
             if !has_fds {
-                // These are the next message's, which is read again later. The janitor closes them.
+                // These belong to the next message, which is read again later. The janitor closes
+                // the copies.
                 fds.clear();
             }
             let message = Message { header, payload, fds, is_peeked: true };

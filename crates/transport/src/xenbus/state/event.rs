@@ -63,7 +63,7 @@ pub enum Action {
 /// A change of a node. Its path is relative to the home of the back-end's domain.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Change {
-    /// The node.
+    /// The path of the node.
     pub path: String,
     /// The new value; `None`: remove the node, if it exists.
     pub value: Option<String>,
@@ -72,20 +72,20 @@ pub struct Change {
 /// A negotiated connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Negotiated {
-    /// Tells this connection of the device from its other connections.
+    /// The number of the connection, which no other connection of the device has.
     pub number: u32,
-    /// The tool stack's nodes of the device.
+    /// The parsed nodes that the tool stack has written for the device.
     pub assignment: Assignment,
     /// The front-end's rings and event channels.
     pub connection: Connection,
-    /// Grants stay mapped: both ends have `feature-persistent`.
+    /// True if grants stay mapped, because both ends have `feature-persistent`.
     pub persistent: bool,
     /// The offer that the front-end got.
     pub offer: Offer,
-    /// A former process has served the rings, which may hold requests that it took and did not
-    /// answer. Otherwise both indices of each ring begin at 0.
+    /// True if a former process has served the rings, which may hold requests that it took and did
+    /// not answer. Otherwise both indices of each ring begin at 0.
     pub takeover: bool,
-    /// A former process has offered the device, and may have had these event channels until a
-    /// moment ago. True for every takeover, and if that process was killed while it connected.
+    /// True if a former process has offered the device, and may have had these event channels until
+    /// a moment ago: for every takeover, and if that process was killed while it connected.
     pub inherited: bool,
 }

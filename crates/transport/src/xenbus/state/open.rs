@@ -20,7 +20,7 @@ impl Back {
         }
     }
 
-    /// The disk cannot be opened, or the rings cannot be connected: the device is closed.
+    /// Closes the device, because opening the disk or connecting the rings has failed.
     ///
     /// A front-end that a former process has left connected would lose its disk for good by that,
     /// and it can wait for responses. So for such a front-end, opening is retried after any error,
@@ -39,8 +39,8 @@ impl Back {
         }
     }
 
-    /// Why the rings of a former process are not resumed yet; `None`: none wait. The caller must
-    /// read the nodes again later.
+    /// Returns why the rings of a former process are not resumed yet; `None`: none wait. The caller
+    /// must read the nodes again later.
     #[must_use]
     pub fn waits_for(&self) -> Option<&str> {
         self.waits_for.as_deref()

@@ -20,7 +20,8 @@ impl Back {
         true
     }
 
-    /// The device cannot be served: writes the reason to its `error` node, and closes it.
+    /// Handles a device that cannot be served: writes the reason to its `error` node, and closes
+    /// it.
     pub(super) fn fail(&mut self, reason: Reason, actions: &mut Vec<Action>) {
         let is_connected = matches!(self.phase, Phase::Connected(_));
         let state = match self.phase {

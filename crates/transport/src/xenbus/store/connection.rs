@@ -41,18 +41,18 @@ pub(super) struct Table {
     last_id: AtomicU32,
     last_token: AtomicU32,
     watches: Mutex<BTreeMap<u32, Arc<WatchState>>>,
-    /// Why the connection is over.
+    /// The reason for which the connection is over; not set while it is open.
     end: OnceLock<String>,
     ended: Notify,
 }
 
 impl Table {
-    /// An id for a request; never 0.
+    /// Returns an id for the next request; never 0.
     pub(super) fn next_id(&self) -> u32 {
         self.last_id.fetch_add(1, Ordering::Relaxed) % (u32::MAX - 1) + 1
     }
 
-    /// A token for a new watch, whose events are collected in `state`.
+    /// Adds a watch whose events are collected in `state`; returns the token of the watch.
     pub(super) fn add_watch(&self, state: Arc<WatchState>) -> u32 {
         let token = self.last_token.fetch_add(1, Ordering::Relaxed);
         self.watches().insert(token, state);
@@ -67,12 +67,12 @@ impl Table {
         self.watches.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Why the connection is over, if it is.
+    /// Returns the reason for which the connection is over, if it is.
     pub(super) fn end(&self) -> Option<String> {
         self.end.get().cloned()
     }
 
-    /// The error for a caller that finds the connection over.
+    /// Returns the error for a caller that finds the connection over.
     pub(super) fn lost(&self) -> StoreError {
         StoreError::Lost(self.end().unwrap_or_else(|| "the connection was closed".to_owned()))
     }
@@ -143,7 +143,7 @@ struct Connection {
     table: Arc<Table>,
     /// Messages to send, each by its own call of write: the device file takes one per call.
     output: VecDeque<Vec<u8>>,
-    /// How many bytes of the first message were sent.
+    /// How many bytes of the first message in `output` were sent.
     sent: usize,
     /// Received bytes that are not a complete message yet.
     input: Vec<u8>,
