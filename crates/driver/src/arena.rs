@@ -16,8 +16,7 @@ pub type TableEntry<'a> = (Region, BorrowedFd<'a>);
 
 /// Guest address of the first region: not zero, so that a zeroed descriptor points nowhere.
 const FIRST_ADDR: u64 = 0x10_0000;
-/// The difference between a front-end's address and the guest's, so that the two cannot be
-/// confused.
+/// Added to a guest address to get the front-end's address, so that the two cannot be confused.
 const USER_OFFSET: u64 = 0x7a00_0000_0000;
 /// Bytes between two regions.
 const GAP: u64 = 0x1000_0000;
@@ -28,7 +27,7 @@ const PAGE: u64 = 4096;
 pub struct Arena {
     files: Vec<(RegionSpec, OwnedFd)>,
     memory: Arc<GuestMemory>,
-    /// Next free guest address; always in the newest region.
+    /// The next free guest address, which always lies in the newest region.
     next: AtomicU64,
     end: u64,
 }
@@ -54,7 +53,8 @@ impl Arena {
         Ok(arena)
     }
 
-    /// Adds a region of `size` bytes; allocation goes on there. Returns it as a message names it.
+    /// Adds a region of `size` bytes, from which further memory is allocated. Returns it as
+    /// messages name it.
     ///
     /// # Errors
     /// The system's.
@@ -82,13 +82,14 @@ impl Arena {
         self.files.iter().map(|(spec, file)| (region(spec), file.as_fd())).collect()
     }
 
-    /// The regions mapped here.
+    /// The guest memory, mapped into this process.
     #[must_use]
     pub fn memory(&self) -> &Arc<GuestMemory> {
         &self.memory
     }
 
-    /// The next `len` bytes of the newest region, aligned to `align` (a power of two).
+    /// Allocates the next `len` bytes of the newest region, aligned to `align` (a power of two).
+    /// Returns their guest address.
     ///
     /// # Errors
     /// [`DriverError::ArenaFull`].

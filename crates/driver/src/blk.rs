@@ -19,7 +19,7 @@ use zerocopy::{FromZeros, IntoBytes};
 /// A guest with a virtio-blk disk.
 #[derive(Debug)]
 pub struct BlkDriver {
-    /// The session.
+    /// The vhost-user session with the back-end.
     pub front: FrontEnd,
     /// Guest memory.
     pub arena: Arc<Arena>,
@@ -64,8 +64,8 @@ impl BlkDriver {
         Ok(driver)
     }
 
-    /// Connects again after the back-end has died: same memory, same rings, each from
-    /// behind the last chain that was returned, so that requests in flight are served again.
+    /// Connects again after the back-end has died, with the same memory and rings. Each ring goes
+    /// on behind the last chain that was returned, so that requests in flight are served again.
     ///
     /// # Errors
     /// [`DriverError`].
@@ -81,7 +81,7 @@ impl BlkDriver {
         Ok(())
     }
 
-    /// Bytes of the disk.
+    /// Size of the disk in bytes.
     #[must_use]
     pub fn capacity(&self) -> u64 {
         self.config.capacity.get() * SECTOR_SIZE
@@ -92,7 +92,7 @@ fn negotiate(front: &mut FrontEnd, options: &BlkDriverOptions) -> Result<u64, Dr
     front.negotiate(options.features, F_PROTOCOL_FEATURES, options.protocol_features)
 }
 
-/// The config space up to write-zeroes.
+/// Bytes of the config space up to write-zeroes.
 const CONFIG_SIZE_OLD: u32 = 60;
 
 fn read_config(front: &mut FrontEnd, options: &BlkDriverOptions) -> Result<BlkConfig, DriverError> {
@@ -100,8 +100,7 @@ fn read_config(front: &mut FrontEnd, options: &BlkDriverOptions) -> Result<BlkCo
     if options.protocol_features & PROTOCOL_F_CONFIG != 0 {
         let size = u32::try_from(size_of::<BlkConfig>()).unwrap_or(0);
         let bytes = match front.config(0, size) {
-            // A back-end that does not know secure erase has a shorter space, and answers with size
-            // 0.
+            // A back-end without secure erase has a shorter config space, and answers with size 0.
             Err(DriverError::Reply { size: 0, .. }) => front.config(0, CONFIG_SIZE_OLD)?,
             result => result?,
         };
@@ -110,7 +109,8 @@ fn read_config(front: &mut FrontEnd, options: &BlkDriverOptions) -> Result<BlkCo
     Ok(config)
 }
 
-/// Where a request's parts lie: header, segment, status and table in one piece, data in another.
+/// The guest addresses of a request's parts: header, segment, status and table lie in one piece,
+/// the data in another.
 #[derive(Debug)]
 struct Slot {
     header: u64,
@@ -132,7 +132,7 @@ pub struct BlkDriverQueue {
     vring: Virtqueue,
     slots: Vec<Slot>,
     free: Vec<u16>,
-    /// Slot of each chain in flight.
+    /// The slot of each chain in flight, by the chain's id.
     slot_of: Vec<u16>,
     indirect: bool,
     buffer_size: u32,
@@ -146,12 +146,12 @@ impl BlkDriverQueue {
         u64::from(options.buffer_size.div_ceil(options.segment_size))
     }
 
-    /// Bytes before a slot's data.
+    /// Bytes of a slot before its data.
     fn slot_size(options: &BlkDriverOptions) -> u64 {
         TABLE_AT + (Self::segments(options) + 3) * DESCRIPTOR_SIZE as u64
     }
 
-    /// Bytes of arena that a queue takes at most.
+    /// Most bytes of arena that a queue takes.
     #[must_use]
     pub fn arena_size(options: &BlkDriverOptions) -> u64 {
         let data = (u64::from(options.buffer_size) + options.skew).next_multiple_of(4096);
@@ -199,19 +199,19 @@ impl BlkDriverQueue {
         })
     }
 
-    /// The ring below.
+    /// The virtqueue of this queue.
     #[must_use]
     pub fn vring(&mut self) -> &mut Virtqueue {
         &mut self.vring
     }
 
-    /// Requests submitted and not taken.
+    /// How many requests were submitted and not taken.
     #[must_use]
     pub fn in_flight(&self) -> usize {
         self.slots.len() - self.free.len()
     }
 
-    /// Adds a request. Returns its tag, or `None` if the ring is full. Seen after
+    /// Adds a request. Returns its tag, or `None` if the ring is full. The device sees it after
     /// [`Self::publish`].
     ///
     /// # Errors
@@ -245,7 +245,8 @@ impl BlkDriverQueue {
         Ok(Some(tag))
     }
 
-    /// Puts the data of a request in place and lists its descriptors. Returns type and sector.
+    /// Writes the data of a request into its slot, and lists its descriptors. Returns type and
+    /// sector.
     fn fill(
         &mut self,
         op: DriverOp<'_>,
@@ -308,8 +309,8 @@ impl BlkDriverQueue {
         fits.ok_or(DriverError::TooLong { len, max: max as usize })
     }
 
-    /// Publishes the requests that were submitted, and kicks if the device wants it. True if it
-    /// did.
+    /// Publishes the requests that were submitted, and kicks if the device wants a kick. Returns
+    /// true if it has kicked.
     ///
     /// # Errors
     /// [`DriverError::System`].
@@ -317,13 +318,13 @@ impl BlkDriverQueue {
         self.vring.publish()
     }
 
-    /// Takes a request that is done, without waiting.
+    /// Takes a completed request, if there is one. Does not wait.
     pub fn take(&mut self) -> Option<Done> {
         let (head, written) = self.vring.queue().take_used()?;
         Some(self.finish(head, written))
     }
 
-    /// Takes a request that is done, sleeping on the call for it.
+    /// Takes a completed request; sleeps until the device calls if there is none.
     ///
     /// # Errors
     /// [`DriverError::Timeout`], [`DriverError::System`].
@@ -332,13 +333,14 @@ impl BlkDriverQueue {
         Ok(self.finish(head, written))
     }
 
-    /// Asks the device to call for the next request that it has done. True if one is done already:
-    /// the device may have looked before it was asked.
+    /// Asks the device to call when it completes the next request. True: a request is complete
+    /// already; the device may have completed it before it was asked, and will not call.
     pub fn ask_for_call(&mut self) -> bool {
         self.vring.queue().enable_notifications()
     }
 
-    /// Sleeps until the device calls, at most `timeout`, whatever is done. False: it did not.
+    /// Sleeps until the device calls, for at most `timeout`; does not look at the ring. False: no
+    /// call came.
     ///
     /// # Errors
     /// [`DriverError::System`].
@@ -346,7 +348,7 @@ impl BlkDriverQueue {
         self.vring.wait_call(timeout)
     }
 
-    /// Takes a request that is done, polling for it.
+    /// Takes a completed request; polls the ring until there is one.
     ///
     /// # Errors
     /// [`DriverError::Timeout`].
@@ -387,7 +389,7 @@ impl BlkDriverQueue {
         self.arena.read(self.data_addr(tag), bytes)
     }
 
-    /// Runs one request to its end, with none other in flight, and checks its status.
+    /// Runs one request to its end and checks its status. No other request may be in flight.
     ///
     /// # Errors
     /// [`DriverError::Status`] if it failed, [`DriverError::Timeout`] after 10 seconds.
@@ -424,7 +426,7 @@ impl BlkDriverQueue {
     }
 }
 
-/// Cuts `len` bytes at `addr` into descriptors.
+/// Splits `len` bytes at guest address `addr` into descriptors of at most `segment_size` bytes.
 fn push_segments(list: &mut Vec<(u64, u32)>, addr: u64, len: u32, segment_size: u32) {
     let mut at = 0;
     while at < len {

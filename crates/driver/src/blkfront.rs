@@ -23,13 +23,13 @@ use std::sync::Arc;
 /// A guest with a disk.
 #[derive(Debug)]
 pub struct Blkfront {
-    /// The domain.
+    /// The simulated domain of the guest.
     pub domain: Arc<XenDomain>,
     /// The queues; may be moved out, one to each thread.
     pub queues: Vec<BlkfrontQueue>,
-    /// The offer of the back-end.
+    /// The features that the back-end has offered.
     pub offer: Offer,
-    /// The disk as it was at the connection.
+    /// The disk as the back-end described it when the front-end connected.
     pub disk: DiskGeometry,
     store: XenStore,
     folder: String,
@@ -37,12 +37,12 @@ pub struct Blkfront {
 }
 
 impl Blkfront {
-    /// Connects to the back-end of the disk whose nodes lie in `folder`, as the domain sees it:
-    /// `device/vbd/51712`. Of queues, size of rings, persistent grants and indirect segments it
-    /// takes no more than is offered.
+    /// Connects to the back-end of the disk whose nodes lie in `folder`, a path relative to the
+    /// domain's own nodes, such as `device/vbd/51712`. Uses at most the queues, ring size,
+    /// persistent grants and indirect segments that the back-end offers.
     ///
     /// # Errors
-    /// [`DriverError::Timeout`] if the back-end does not come so far in time;
+    /// [`DriverError::Timeout`] if the back-end does not reach the next state in time;
     /// [`DriverError::Store`] for nodes that are missing or wrong.
     pub fn connect(
         domain: &Arc<XenDomain>,
@@ -98,9 +98,9 @@ impl Blkfront {
         Ok(self.disk)
     }
 
-    /// Lets go of the disk: writes `Closing`, closes when the back-end has seen that, waits until
-    /// the back-end has closed too, and ends all grants. Returns how many pages the back-end still
-    /// has mapped.
+    /// Disconnects from the disk: writes `Closing`, writes `Closed` when the back-end has seen
+    /// that, waits until the back-end has closed too, and ends all grants. Returns how many pages
+    /// the back-end still has mapped.
     ///
     /// # Errors
     /// [`DriverError::Timeout`], [`DriverError::Store`].
@@ -114,7 +114,8 @@ impl Blkfront {
         Ok(self.queues.iter_mut().map(BlkfrontQueue::end_grants).sum())
     }
 
-    /// Waits until the back-end is in one of these states; without a node it is in none.
+    /// Waits until the back-end is in one of these states. A back-end without a `state` node is in
+    /// none.
     fn await_one_of(&mut self, states: &[XenbusState]) -> Result<(), DriverError> {
         let is_one = |value: Option<&[u8]>| {
             let state = value.map_or(Some(XenbusState::Unknown), XenbusState::parse);
@@ -142,7 +143,7 @@ fn text(store: &mut XenStore, at: &str) -> Result<String, DriverError> {
     Ok(String::from_utf8_lossy(&value).into_owned())
 }
 
-/// The values of a folder.
+/// Reads the values of all nodes in a folder.
 fn nodes(store: &mut XenStore, folder: &str) -> Result<Nodes, DriverError> {
     let mut nodes = Nodes::new();
     for name in store.children(folder)? {

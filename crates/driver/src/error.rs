@@ -5,7 +5,7 @@ use manyring_queue::{QueueError, RingFeatures};
 use rustix::io::Errno;
 use std::io;
 
-/// Why the guest's side cannot go on.
+/// An error of the guest's side.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs, reason = "the Display text says what each field is")]
 pub enum DriverError {

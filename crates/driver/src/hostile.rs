@@ -1,10 +1,10 @@
 //! A toolbox that spoils a *valid* ring: random noise reaches nothing.
 //!
 //! [`HostileRing`] writes a correct virtio-blk read into a ring's first descriptors, spoils one
-//! thing about it ([`Spoil`]), and makes it available. It writes words, as a guest's kernel could,
-//! and knows nothing of the device. [`HostileNet`] does the same to the rings of a network device.
-//! [`GiantRing`] offers requests as large as the limits allow, [`OddFd`] makes file descriptors
-//! that block every thread that touches them, [`HeldLock`] holds locks of the kernel behind file
+//! thing about it ([`Spoil`]), and makes it available. It writes words as a guest's kernel could,
+//! and uses no code of a device. [`HostileNet`] does the same to the rings of a network device.
+//! [`GiantRing`] offers requests as large as the limits allow. [`OddFd`] makes file descriptors
+//! that block every thread that touches them. [`HeldLock`] holds locks of the kernel behind file
 //! descriptors.
 
 mod fds;
@@ -34,15 +34,15 @@ use zerocopy::IntoBytes;
 /// One way to break the rules.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Spoil {
-    /// The last descriptor goes on at the first.
+    /// The last descriptor's `next` is the first descriptor.
     Loop,
-    /// A descriptor goes on at itself.
+    /// A descriptor's `next` is the descriptor itself.
     SelfLoop,
     /// `next` lies past the table.
     NextOutside,
     /// The head lies past the table.
     HeadOutside,
-    /// The head is available twice at once: the first of both is a correct request.
+    /// The head is made available twice; the request is correct the first time.
     HeadTwice,
     /// A buffer at an address in no region.
     AddressOutside,
@@ -50,13 +50,13 @@ pub enum Spoil {
     AddressWraps,
     /// A buffer that begins in a region and ends past it.
     LengthOutside,
-    /// The largest length a descriptor can say.
+    /// The largest length that a descriptor can hold.
     LengthHuge,
     /// `avail.idx` jumps ahead by more than the ring holds.
     AvailJump,
     /// `avail.idx` goes back.
     AvailBack,
-    /// A descriptor the device reads after one it writes.
+    /// A device-readable descriptor behind a device-writable one.
     ReadableAfterWritable,
     /// An indirect descriptor in an indirect table.
     IndirectNested,
@@ -74,14 +74,14 @@ pub enum Spoil {
     IndirectNextOutside,
     /// The indirect table loops.
     IndirectLoop,
-    /// A request with nothing the device may write.
+    /// A request without a device-writable byte, so without a status.
     NoStatus,
     /// A request header of 15 bytes.
     ShortHeader,
 }
 
 impl Spoil {
-    /// Every way.
+    /// Every way to break the rules.
     pub const ALL: [Self; 22] = [
         Self::Loop,
         Self::SelfLoop,
@@ -107,8 +107,8 @@ impl Spoil {
         Self::ShortHeader,
     ];
 
-    /// True if the request is offered through an indirect table. On a ring without the feature
-    /// each of these is the one hostile input "not negotiated".
+    /// True if the request uses an indirect table. On a ring without `INDIRECT_DESC`, all of these
+    /// spoils are the same fault: the feature was not negotiated.
     #[must_use]
     pub fn is_indirect(self) -> bool {
         matches!(
@@ -125,12 +125,12 @@ impl Spoil {
     }
 }
 
-/// Bytes of a request's data.
+/// Bytes of data of a request.
 const DATA_SIZE: u32 = 4096;
 /// An address that no arena has.
 const NOWHERE: u64 = 0x7fff_0000_0000_0000;
 
-/// A ring that is written word by word.
+/// A ring whose descriptors and indexes are written word by word.
 #[derive(Debug)]
 pub struct HostileRing {
     arena: Arc<Arena>,
@@ -147,7 +147,7 @@ pub struct HostileRing {
 }
 
 impl HostileRing {
-    /// Takes over the ring of `vring`, at least four entries, with nothing in flight.
+    /// Takes over the ring of `vring`, which has at least four entries and nothing in flight.
     ///
     /// # Errors
     /// [`DriverError::ArenaFull`], [`DriverError::Memory`].
@@ -216,7 +216,7 @@ impl HostileRing {
         self.jump(1);
     }
 
-    /// Moves `avail.idx` on, by any amount.
+    /// Advances `avail.idx` by any amount.
     pub fn jump(&mut self, by: u16) {
         self.avail_idx = self.avail_idx.wrapping_add(by);
         self.avail.store_u16_release(RING_IDX, self.avail_idx);
@@ -232,8 +232,8 @@ impl HostileRing {
         ]
     }
 
-    /// Writes the header of a read of `sector`, and a status byte that says "none".
-    ///
+    /// Writes the header of a request of type `kind` at `sector`, and 255 ("none") as the status
+    /// byte.
     /// # Errors
     /// [`DriverError::Memory`].
     pub fn write_header(&self, kind: u32, sector: u64) -> Result<(), DriverError> {
@@ -303,7 +303,7 @@ impl HostileRing {
         match spoil {
             Spoil::Loop | Spoil::IndirectLoop => {
                 parts[2].flags |= DESC_F_NEXT;
-                // Back to the data: a loop of descriptors that are each in order.
+                // The data descriptor again: each descriptor in the loop is valid by itself.
                 parts[2].next = 1;
             }
             Spoil::SelfLoop => parts[1].next = 1,
@@ -342,7 +342,7 @@ fn store(table: &Words, index: u16, desc: Descriptor) {
     table.store_u64(at + 8, high);
 }
 
-/// A thread that changes 16 bytes of guest memory to and fro, as fast as it can, until dropped.
+/// A thread that keeps changing 16 bytes of guest memory back and forth until it is dropped.
 #[derive(Debug)]
 pub struct Racer {
     stop: Arc<AtomicBool>,
@@ -350,10 +350,10 @@ pub struct Racer {
 }
 
 impl Racer {
-    /// Races on the words of 8 bytes each at `addr` (8-aligned), between `one` and `other`.
+    /// Switches the two 8-byte words at `addr` (8-aligned) between `one` and `other`.
     ///
     /// # Errors
-    /// [`DriverError::Memory`], [`DriverError::Io`] if no thread can be had.
+    /// [`DriverError::Memory`], [`DriverError::Io`] if the thread cannot be started.
     pub fn start(
         arena: &Arc<Arena>,
         addr: u64,
@@ -380,7 +380,7 @@ impl Drop for Racer {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
         if let Some(thread) = self.thread.take() {
-            // A panic of the thread has been printed; there is nothing to add.
+            // A panic of the thread was printed already.
             let _ = thread.join();
         }
     }

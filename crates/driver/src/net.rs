@@ -35,7 +35,7 @@ pub struct NetPair {
 /// A guest with a virtio-net device.
 #[derive(Debug)]
 pub struct NetDriver {
-    /// The session.
+    /// The vhost-user session with the back-end.
     pub front: FrontEnd,
     /// Guest memory.
     pub arena: Arc<Arena>,
@@ -59,9 +59,9 @@ impl NetDriver {
         Self::start(FrontEnd::connect(path, options.max_wait)?, options)
     }
 
-    /// Starts the device at the other end of a connection: all queue pairs are set up, filled and
-    /// enabled. A device that serves its control queue begins with one pair in use, as always:
-    /// [`Self::set_queue_pairs`].
+    /// Starts the device at the other end of a connection. All queue pairs are set up, filled with
+    /// buffers and enabled. A device that serves its control queue starts with one pair in use, as
+    /// the specification says: see [`Self::set_queue_pairs`].
     ///
     /// # Errors
     /// [`DriverError`].
@@ -73,7 +73,7 @@ impl NetDriver {
         let pairs_size = u64::from(options.queue_pairs) * per_pair;
         let size = pairs_size + ControlDriverQueue::arena_size() + options.spare;
         let arena = Arc::new(Arena::new(size)?);
-        // More buffers than a pool can number: each pair has its own.
+        // Refuses more buffers than a shared pool can number.
         let count = options.queue_pairs.checked_mul(options.queue_size);
         let pool = match count.filter(|_| options.shared_buffers) {
             Some(count) => Some(Arc::new(BufferPool::new(&arena, count, options.transmit_size)?)),
@@ -102,7 +102,7 @@ impl NetDriver {
         Ok(driver)
     }
 
-    /// Gives memory and rings to the back-end, each ring from where the last back-end left it.
+    /// Sends memory and rings to the back-end; each ring goes on where the last back-end left it.
     fn start_rings(&mut self) -> Result<(), DriverError> {
         self.front.set_memory(&self.arena)?;
         let pairs = self.pairs.iter_mut();
@@ -114,9 +114,9 @@ impl NetDriver {
         Ok(())
     }
 
-    /// Connects again after the back-end has died: same memory, same rings, each from behind the
-    /// last chain that was returned, so that frames in flight are sent again. All pairs must be in
-    /// [`Self::pairs`].
+    /// Connects again after the back-end has died, with the same memory and rings. Each ring goes
+    /// on behind the last chain that was returned, so that frames in flight are sent again. All
+    /// pairs must be in [`Self::pairs`].
     ///
     /// # Errors
     /// [`DriverError`].
@@ -131,8 +131,8 @@ impl NetDriver {
         Ok(())
     }
 
-    /// Uses the first `count` queue pairs, as the owner of the control queue does it: by a command,
-    /// or by `SET_VRING_ENABLE` for each ring.
+    /// Uses the first `count` queue pairs. Tells the device by a command if the device owns the
+    /// control queue, else by `SET_VRING_ENABLE` for each ring.
     ///
     /// # Errors
     /// [`DriverError::Status`] or [`DriverError::Refused`] if the device refuses.
@@ -152,7 +152,7 @@ impl NetDriver {
         Ok(())
     }
 
-    /// Sends the front-end's message after a migration, `SEND_RARP`: the device announces the
+    /// Sends `SEND_RARP`, as a front-end does after a migration: the device then announces the
     /// guest.
     ///
     /// # Errors
@@ -169,7 +169,7 @@ impl NetDriver {
         self.control.as_mut().ok_or(DriverError::NoControlQueue)
     }
 
-    /// Queue pairs the device has, as its config space says; 1 where it does not.
+    /// Number of queue pairs of the device, from its config space; 1 if the config space has none.
     #[must_use]
     pub fn queue_pairs_max(&self) -> u16 {
         match self.features & (VIRTIO_NET_F_MQ | VIRTIO_NET_F_RSS) {
@@ -180,7 +180,7 @@ impl NetDriver {
 }
 
 fn negotiate(front: &mut FrontEnd, options: &NetDriverOptions) -> Result<u64, DriverError> {
-    // A driver that does not ask for VERSION_1 is a legacy one.
+    // A driver that does not ask for `VERSION_1` is a legacy driver.
     front.negotiate(options.wanted(), F_PROTOCOL_FEATURES, options.protocol_features)
 }
 

@@ -5,28 +5,28 @@ use manyring_wire::vhost_user::{PROTOCOL_F_CONFIG, PROTOCOL_F_MQ, PROTOCOL_F_REP
 use manyring_wire::virtio::{VIRTIO_F_EVENT_IDX, VIRTIO_F_INDIRECT_DESC, VIRTIO_F_VERSION_1};
 use std::time::Duration;
 
-/// How a driver drives.
+/// Options of a block driver.
 #[derive(Clone, Debug)]
 pub struct BlkDriverOptions {
-    /// Queues to use.
+    /// Number of queues to use.
     pub queues: u16,
-    /// Entries of each.
+    /// Number of entries of each queue.
     pub queue_size: u16,
-    /// Virtio features to take if they are offered; those of the rings must be.
+    /// Virtio features to negotiate if they are offered. Starting fails if a ring feature is not.
     pub features: u64,
-    /// Vhost-user protocol features to take if they are offered.
+    /// Vhost-user protocol features to negotiate if they are offered.
     pub protocol_features: u64,
     /// Largest request in bytes.
     pub buffer_size: u32,
-    /// Data descriptors hold at most this many bytes.
+    /// Most bytes of one data descriptor.
     pub segment_size: u32,
-    /// How many bytes behind the start of a page the data of every second request lies.
+    /// Offset in its page of the data of every second request, in bytes (0: aligned).
     pub skew: u64,
-    /// Where the ring indexes begin.
+    /// The first index of each ring.
     pub base: u16,
-    /// Bytes of guest memory that no queue takes, for whatever a test adds.
+    /// Bytes of guest memory to leave free, for whatever a test adds.
     pub spare: u64,
-    /// Longest time for the socket to appear.
+    /// Longest wait for the socket to appear.
     pub max_wait: Duration,
 }
 
@@ -81,36 +81,36 @@ pub enum DriverOp<'a> {
     Discard {
         /// First sector.
         sector: u64,
-        /// How many.
+        /// Number of sectors.
         count: u32,
     },
     /// Writes zeroes over sectors.
     WriteZeroes {
         /// First sector.
         sector: u64,
-        /// How many.
+        /// Number of sectors.
         count: u32,
-        /// They may be deallocated.
+        /// The sectors may be deallocated.
         unmap: bool,
     },
     /// Erases sectors securely.
     SecureErase {
         /// First sector.
         sector: u64,
-        /// How many.
+        /// Number of sectors.
         count: u32,
     },
     /// Reads the device id string.
     Id,
 }
 
-/// A request that is done. Its buffer stays as it is until the next submit on the queue.
+/// A completed request. Its buffer keeps its data until the next submit on the queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Done {
     /// The tag that [`crate::BlkDriverQueue::submit`] returned.
     pub tag: u16,
     /// The status byte; 255 if the device wrote none.
     pub status: u8,
-    /// Bytes the device says it wrote, the status byte included.
+    /// Bytes that the device reports as written, including the status byte.
     pub written: u32,
 }

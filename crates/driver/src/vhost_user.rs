@@ -19,25 +19,25 @@ use std::path::Path;
 use std::time::Duration;
 use zerocopy::{FromBytes, IntoBytes};
 
-/// Most file descriptors of one message: more than the protocol allows, for hostile tests.
+/// Most file descriptors of one message: more than the protocol permits, for hostile tests.
 const FDS_MAX: usize = 64;
 /// Longest time a reply may take, unless set otherwise.
 const REPLY_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// A connection to a back-end. Every call sends one message; those that set something wait for
-/// the acknowledgement once `REPLY_ACK` is negotiated.
+/// A connection to a back-end. Every method sends one message. Methods that set something wait for
+/// the acknowledgement if `REPLY_ACK` was negotiated.
 #[derive(Debug)]
 pub struct FrontEnd {
     stream: UnixStream,
-    /// The virtio features that were set last.
+    /// The virtio features of the last `SET_FEATURES`.
     features: u64,
-    /// The protocol features that were agreed on.
+    /// The protocol features of the last `SET_PROTOCOL_FEATURES`.
     protocol: u64,
 }
 
 impl Drop for FrontEnd {
-    /// Leaves at once. A close alone may come late: a process that is just being started elsewhere
-    /// in a test holds a copy of every fd until its exec.
+    /// Shuts the connection down at once. A close alone could take effect late: a process that a
+    /// test is starting at this moment holds a copy of every descriptor until its exec.
     fn drop(&mut self) {
         let _ = self.stream.shutdown(std::net::Shutdown::Both);
     }
@@ -59,7 +59,7 @@ impl FrontEnd {
         }
     }
 
-    /// Takes a connected socket (a back-end in client mode).
+    /// Uses a connected socket (for a back-end in client mode).
     ///
     /// # Errors
     /// [`DriverError::Io`].
@@ -69,13 +69,13 @@ impl FrontEnd {
         Ok(Self { stream, features: 0, protocol: 0 })
     }
 
-    /// The socket.
+    /// The socket of the connection.
     #[must_use]
     pub fn stream(&self) -> &UnixStream {
         &self.stream
     }
 
-    /// Sends bytes as they are, with file descriptors.
+    /// Sends raw bytes with file descriptors.
     ///
     /// # Errors
     /// [`DriverError::System`], [`DriverError::Io`].
@@ -91,7 +91,8 @@ impl FrontEnd {
         Ok(())
     }
 
-    /// Sends a message of any id, payload and file descriptors; asks for no acknowledgement.
+    /// Sends a message of any id, payload and file descriptors, without asking for an
+    /// acknowledgement.
     ///
     /// # Errors
     /// [`DriverError::System`], [`DriverError::Io`].
@@ -119,10 +120,11 @@ impl FrontEnd {
         self.send_bytes(&bytes, fds)
     }
 
-    /// Receives the reply to `request`: its payload.
+    /// Receives the reply to `request`. Returns its payload.
     ///
     /// # Errors
-    /// [`DriverError::Io`] (`UnexpectedEof`: the back-end has left), [`DriverError::Reply`].
+    /// [`DriverError::Io`] (`UnexpectedEof`: the back-end has closed the connection),
+    /// [`DriverError::Reply`].
     pub fn receive_reply(&mut self, request: u32) -> Result<Vec<u8>, DriverError> {
         let mut bytes = [0; HEADER_SIZE];
         self.stream.read_exact(&mut bytes)?;
@@ -136,7 +138,8 @@ impl FrontEnd {
         Ok(payload)
     }
 
-    /// Sends a message that sets something; waits for its acknowledgement if that was negotiated.
+    /// Sends a message that sets something, and waits for its acknowledgement if `REPLY_ACK` was
+    /// negotiated.
     ///
     /// # Errors
     /// [`DriverError::Refused`], or the socket's.
@@ -179,13 +182,13 @@ impl FrontEnd {
         self.set(request, VringState { index, num }.as_bytes(), &[])
     }
 
-    /// True once every setting is acknowledged.
+    /// True if the back-end acknowledges every message that sets something.
     #[must_use]
     pub fn has_reply_ack(&self) -> bool {
         self.protocol & PROTOCOL_F_REPLY_ACK != 0
     }
 
-    /// The protocol features that were set last.
+    /// The protocol features that this front-end has set last.
     #[must_use]
     pub fn agreed_protocol_features(&self) -> u64 {
         self.protocol
@@ -194,7 +197,7 @@ impl FrontEnd {
     /// `GET_FEATURES`
     ///
     /// # Errors
-    /// The socket's, as of all requests below; those that set something also
+    /// The socket's errors, as for all requests below; those that set something can also return
     /// [`DriverError::Refused`].
     pub fn features(&mut self) -> Result<u64, DriverError> {
         self.number_of(1)
@@ -254,7 +257,7 @@ impl FrontEnd {
         self.set_state(10, index, base.into().bits())
     }
 
-    /// `GET_VRING_BASE`: the ring stops. Returns where it goes on.
+    /// `GET_VRING_BASE`: stops the ring. Returns its base, where it goes on later.
     ///
     /// # Errors
     /// See [`Self::features`].
@@ -267,7 +270,7 @@ impl FrontEnd {
         Ok(Base::from_bits(state.num))
     }
 
-    /// `SET_VRING_KICK`; no fd: the device polls.
+    /// `SET_VRING_KICK`; without an fd the device polls.
     ///
     /// # Errors
     /// See [`Self::features`].
@@ -279,7 +282,7 @@ impl FrontEnd {
         self.set_event(12, index, fd)
     }
 
-    /// `SET_VRING_CALL`; no fd: the driver polls.
+    /// `SET_VRING_CALL`; without an fd the driver polls.
     ///
     /// # Errors
     /// See [`Self::features`].
@@ -322,7 +325,7 @@ impl FrontEnd {
         self.number_of(15)
     }
 
-    /// `SET_PROTOCOL_FEATURES`; itself never acknowledged.
+    /// `SET_PROTOCOL_FEATURES`, which is never acknowledged.
     ///
     /// # Errors
     /// See [`Self::features`].
@@ -434,8 +437,8 @@ impl FrontEnd {
         self.number_of(40)
     }
 
-    /// True if the back-end closes the connection within `timeout`; data that it still sends is
-    /// lost.
+    /// True if the back-end closes the connection within `timeout`. Data that it still sends is
+    /// discarded.
     ///
     /// # Errors
     /// [`DriverError::Io`].
@@ -456,7 +459,7 @@ impl FrontEnd {
     }
 }
 
-/// Padding and one region.
+/// The payload of a memory region message: padding and the region.
 fn region_payload(region: &Region) -> Vec<u8> {
     [&[0; 8], region.as_bytes()].concat()
 }

@@ -11,7 +11,7 @@ use rustix::io::Errno;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// How long a call may take that is on its way.
+/// Longest wait for a call that is under way.
 const CALL_GRACE: Duration = Duration::from_secs(1);
 
 /// A virtqueue of the guest.
@@ -27,7 +27,7 @@ pub struct Virtqueue {
     call: OwnedFd,
     err: OwnedFd,
     kicks: u64,
-    /// Calls taken off the eventfd.
+    /// Number of calls read from the eventfd.
     calls: AtomicU64,
 }
 
@@ -69,7 +69,7 @@ impl Virtqueue {
         })
     }
 
-    /// Bytes of arena that a ring of `size` entries takes at most.
+    /// Most bytes of arena that a ring of `size` entries takes.
     #[must_use]
     pub const fn arena_size(size: u16) -> u64 {
         (desc_table_size(size) + avail_ring_size(size) + used_ring_size(size) + 64) as u64
@@ -81,37 +81,37 @@ impl Virtqueue {
         self.index
     }
 
-    /// Entries.
+    /// Number of entries.
     #[must_use]
     pub fn size(&self) -> u16 {
         self.size
     }
 
-    /// The features that its driver half serves.
+    /// The ring features that the driver half uses.
     #[must_use]
     pub fn features(&self) -> RingFeatures {
         self.features
     }
 
-    /// The index its life began with.
+    /// The first index of the ring.
     #[must_use]
     pub fn base(&self) -> u16 {
         self.base
     }
 
-    /// Where the ring lies, in the front-end's addresses.
+    /// The addresses of the ring's areas in the front-end's address space.
     #[must_use]
     pub fn addresses(&self) -> RingAddresses {
         self.addresses
     }
 
-    /// Where a back-end goes on after another one has died: see [`DriverQueue::resume_base`].
+    /// The base for another back-end after one has died: see [`DriverQueue::resume_base`].
     #[must_use]
     pub fn resume_base(&mut self) -> Base {
         self.queue.resume_base()
     }
 
-    /// The driver half.
+    /// The driver half of the virtqueue.
     #[must_use]
     pub fn queue(&mut self) -> &mut DriverQueue {
         &mut self.queue
@@ -129,7 +129,7 @@ impl Virtqueue {
         self.call.as_fd()
     }
 
-    /// The eventfd that tells of a broken queue.
+    /// The eventfd that the device signals when the queue is broken.
     #[must_use]
     pub fn err_fd(&self) -> BorrowedFd<'_> {
         self.err.as_fd()
@@ -141,13 +141,14 @@ impl Virtqueue {
         self.kicks
     }
 
-    /// Calls seen so far: those that [`Self::wait_call`] and [`Self::clear_call`] took.
+    /// Calls seen so far: those that [`Self::wait_call`] and [`Self::clear_call`] have read.
     #[must_use]
     pub fn calls(&self) -> u64 {
         self.calls.load(Ordering::Relaxed)
     }
 
-    /// Publishes the chains that were added, and kicks if the device wants it. True if it did.
+    /// Publishes the added chains, and kicks if the device wants a kick. Returns true if it has
+    /// kicked.
     ///
     /// # Errors
     /// [`DriverError::System`].
@@ -159,7 +160,7 @@ impl Virtqueue {
         Ok(wanted)
     }
 
-    /// Kicks, wanted or not.
+    /// Kicks the device, even if it wants no kick.
     ///
     /// # Errors
     /// [`DriverError::System`].
@@ -169,7 +170,7 @@ impl Virtqueue {
         Ok(())
     }
 
-    /// Sleeps until the device calls, at most `timeout`. False: it did not.
+    /// Sleeps until the device calls, for at most `timeout`. False: no call came.
     ///
     /// # Errors
     /// [`DriverError::System`].
@@ -179,7 +180,8 @@ impl Virtqueue {
         Ok(count > 0)
     }
 
-    /// Takes the calls that have come, without waiting (for a poll of one's own). False: none.
+    /// Clears the call eventfd without waiting, for callers that poll it themselves. False: no call
+    /// had come.
     ///
     /// # Errors
     /// [`DriverError::System`].
@@ -189,7 +191,7 @@ impl Virtqueue {
         Ok(count > 0)
     }
 
-    /// Sleeps until the device tells of a broken queue, at most `timeout`. False: it did not.
+    /// Sleeps until the device reports a broken queue, for at most `timeout`. False: it did not.
     ///
     /// # Errors
     /// [`DriverError::System`].
@@ -197,19 +199,21 @@ impl Virtqueue {
         Ok(wait_event(&self.err, timeout)? > 0)
     }
 
-    /// Called when the time is over and nobody has called: was there a used buffer to call for?
+    /// Finds out, after a wait without a call, whether there was a used buffer to call for.
     ///
     /// # Errors
-    /// [`DriverError::Timeout`] if not, [`DriverError::LostCall`] if so, and even now nobody does.
+    /// [`DriverError::Timeout`] if there was none. [`DriverError::LostCall`] if there was one, and
+    /// no call comes even now.
     pub(crate) fn find_lost_call(&mut self) -> Result<(), DriverError> {
         if !self.queue.enable_notifications() {
             return Err(DriverError::Timeout);
         }
-        // A call for a buffer that was returned at this very moment comes within the grace.
+        // The call for a buffer that was returned at this moment may still be under way.
         if self.wait_call(CALL_GRACE)? { Ok(()) } else { Err(DriverError::LostCall) }
     }
 
-    /// Takes the next used chain, sleeping on the call for it: id and bytes written.
+    /// Takes the next used chain, sleeping until the device calls. Returns its id and the bytes
+    /// written.
     ///
     /// # Errors
     /// [`DriverError::Timeout`], [`DriverError::System`].
@@ -236,7 +240,7 @@ pub(crate) fn now() -> Instant {
     Instant::now()
 }
 
-/// Waits for an eventfd and clears it. Returns its count; 0: the time is over.
+/// Waits for an eventfd and clears it. Returns its count; 0: it was not signalled within `timeout`.
 fn wait_event(event: &OwnedFd, timeout: Duration) -> Result<u64, DriverError> {
     let seconds = i64::try_from(timeout.as_secs()).unwrap_or(i64::MAX);
     let timeout = Timespec { tv_sec: seconds, tv_nsec: timeout.subsec_nanos().into() };
@@ -248,7 +252,7 @@ fn wait_event(event: &OwnedFd, timeout: Duration) -> Result<u64, DriverError> {
     }
 }
 
-/// Takes the count of an eventfd; 0 if it was not signalled.
+/// Clears an eventfd. Returns its count; 0 if it was not signalled.
 fn clear_event(event: &OwnedFd) -> Result<u64, DriverError> {
     let mut count = [0; 8];
     match rustix::io::read(event, &mut count) {

@@ -15,18 +15,19 @@ use rustix::io::Errno;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Bytes of a sector, as an offset in memory.
+/// Bytes of a sector, as a size in memory.
 const SECTOR: usize = manyring_wire::host_size(SECTOR_SIZE);
 
-/// The pages of a request: its data, and its segments if it is indirect.
+/// The pages of one request: those of its data, and those of its segments if it is indirect.
 #[derive(Debug)]
 struct Slot {
     page: u32,
     segments_page: u32,
-    /// The references that are granted now, of both; with persistent grants, for good.
+    /// The references under which both kinds of pages are granted now; permanent with persistent
+    /// grants.
     grefs: Vec<GrantRef>,
     segment_grefs: Vec<GrantRef>,
-    /// The id and the operation that the response must have.
+    /// The id and the operation that the response must repeat.
     id: u64,
     operation: u8,
 }
@@ -46,7 +47,7 @@ pub struct BlkfrontQueue {
 }
 
 impl BlkfrontQueue {
-    /// Pages of its domain that a queue takes.
+    /// Number of the domain's pages that a queue takes.
     #[must_use]
     pub fn pages(options: &BlkfrontOptions) -> u32 {
         let slots = u32::from(options.abi.ring_size(options.ring_page_order));
@@ -119,25 +120,25 @@ impl BlkfrontQueue {
         &self.options
     }
 
-    /// The ring below, for tests that spoil it.
+    /// The ring of this queue, for tests that spoil it.
     #[must_use]
     pub fn ring(&mut self) -> &mut FrontRing {
         &mut self.ring
     }
 
-    /// Its event channel.
+    /// The event channel of this queue.
     #[must_use]
     pub fn channel(&self) -> &EventChannel {
         &self.channel
     }
 
-    /// Requests submitted and not taken.
+    /// How many requests were submitted and not taken.
     #[must_use]
     pub fn in_flight(&self) -> usize {
         self.slots.len() - self.free.len()
     }
 
-    /// Adds a request. Returns its tag, or `None` if the ring is full. Seen after
+    /// Adds a request. Returns its tag, or `None` if the ring is full. The back-end sees it after
     /// [`Self::publish`].
     ///
     /// # Errors
@@ -167,8 +168,8 @@ impl BlkfrontQueue {
         Ok(self.add(tag, &request, operation))
     }
 
-    /// Adds a request as it is, which need not be sound: only its id is that of a slot, which it
-    /// is given, together with the references of the slot's pages. Returns its tag.
+    /// Adds a request that may be malformed. Only its id and its grant references are replaced, by
+    /// those of a free slot. Returns its tag.
     ///
     /// # Errors
     /// [`DriverError::RingFull`].
@@ -236,8 +237,8 @@ impl BlkfrontQueue {
         Ok((RawRequest::indirect(abi, operation, id, sector, (count, grefs)), operation))
     }
 
-    /// Lends the pages of a slot, unless they are lent for good. The back-end writes to the data of
-    /// a read only.
+    /// Grants the pages of a slot, unless they are granted permanently. The back-end may write only
+    /// to the data pages of a read.
     fn grant_slot(
         &mut self,
         tag: u16,
@@ -260,7 +261,7 @@ impl BlkfrontQueue {
         Ok(())
     }
 
-    /// Pages of a request of `len` bytes.
+    /// Number of pages of a request of `len` bytes.
     fn check(&self, len: usize) -> Result<u32, DriverError> {
         let segments = usize::from(self.options.indirect_segments.min(INDIRECT_SEGMENTS_MAX));
         let max = (self.options.buffer_size as usize).min(segments.max(SEGMENTS_MAX) * PAGE_SIZE);
@@ -268,8 +269,8 @@ impl BlkfrontQueue {
         pages.filter(|_| len <= max).ok_or(DriverError::TooLong { len, max })
     }
 
-    /// Publishes the requests that were submitted, and notifies the back-end if it wants that. True
-    /// if it did.
+    /// Publishes the requests that were submitted, and notifies the back-end if it wants that.
+    /// Returns true if it has notified.
     pub fn publish(&mut self) -> bool {
         let wants = self.ring.publish();
         if wants {
@@ -278,12 +279,12 @@ impl BlkfrontQueue {
         wants
     }
 
-    /// Takes a request that is done, without waiting.
+    /// Takes a completed request, if there is one. Does not wait.
     ///
     /// # Errors
     /// [`DriverError::Response`] for a response to no request in flight, or with another operation;
-    /// [`DriverError::StillMapped`] if the back-end has answered and not let go of a page that is
-    /// not lent for good.
+    /// [`DriverError::StillMapped`] if the back-end has answered, but still has a page mapped that
+    /// is not granted permanently.
     pub fn take(&mut self) -> Result<Option<XenDone>, DriverError> {
         let Some(response) = self.ring.take_response() else { return Ok(None) };
         let Response { id, operation, status } = response;
@@ -306,7 +307,7 @@ impl BlkfrontQueue {
         Ok(Some(XenDone { tag, status }))
     }
 
-    /// Takes a request that is done, sleeping on the event channel for it.
+    /// Takes a completed request; sleeps on the event channel if there is none.
     ///
     /// # Errors
     /// [`DriverError::Timeout`], and those of [`Self::take`].
@@ -322,7 +323,7 @@ impl BlkfrontQueue {
         }
     }
 
-    /// Takes a request that is done, polling for it.
+    /// Takes a completed request; polls the ring until there is one.
     ///
     /// # Errors
     /// [`DriverError::Timeout`], and those of [`Self::take`].
@@ -358,10 +359,11 @@ impl BlkfrontQueue {
         Ok(())
     }
 
-    /// Runs one request to its end, with none other in flight. Returns its tag and its status.
+    /// Runs one request to its end. No other request may be in flight. Returns its tag and its
+    /// status.
     ///
     /// # Errors
-    /// [`DriverError::Timeout`] after the patience of the options.
+    /// [`DriverError::Timeout`] after `max_wait` of the options.
     pub fn run(&mut self, op: XenOp<'_>) -> Result<XenDone, DriverError> {
         self.submit(op)?.ok_or(DriverError::RingFull)?;
         self.publish();
@@ -408,8 +410,8 @@ impl BlkfrontQueue {
         self.run_well(XenOp::Discard { sector, count, secure: false }).map(drop)
     }
 
-    /// Ends the grants of the ring and of all buffers. Returns how many pages are mapped still:
-    /// none, once the back-end has let go of the queue.
+    /// Ends the grants of the ring and of all buffers. Returns how many of their pages are still
+    /// mapped: none, if the back-end has disconnected from the queue.
     #[must_use]
     pub fn end_grants(&mut self) -> usize {
         let slots = self.slots.iter_mut();
@@ -420,23 +422,23 @@ impl BlkfrontQueue {
     }
 }
 
-/// Bytes of a page, as sizes of buffers are counted.
+/// Bytes of a page, in the type of buffer sizes.
 const PAGE_BYTES: u32 = 4096;
 const _: () = assert!(PAGE_BYTES as usize == PAGE_SIZE);
 
-/// Pages of a slot's buffer.
+/// Number of pages of a slot's buffer.
 fn data_pages(options: &BlkfrontOptions) -> u32 {
     options.buffer_size.div_ceil(PAGE_BYTES)
 }
 
-/// Pages for the segments of a slot's largest request.
+/// Number of pages for the segments of a slot's largest request.
 fn segment_pages(options: &BlkfrontOptions) -> u32 {
     let has_any = options.indirect_segments > 0 && data_pages(options) as usize > SEGMENTS_MAX;
     let bytes = data_pages(options) as usize * SEGMENT_SIZE;
     if has_any { u32::try_from(bytes.div_ceil(PAGE_SIZE)).unwrap_or(0) } else { 0 }
 }
 
-/// The segments of `len` bytes, which begin at the first page.
+/// The segments for `len` bytes in the pages of `grefs`, from the start of the first page on.
 fn segments_of(grefs: &[GrantRef], len: usize) -> Result<Vec<Segment>, DriverError> {
     let sectors = len / SECTOR;
     let last = sectors.div_ceil(usize::from(SECTORS_PER_PAGE)).saturating_sub(1);

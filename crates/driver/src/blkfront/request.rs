@@ -3,18 +3,18 @@
 use manyring_wire::xen::blkif::{Abi, BlkifStatus};
 use std::time::Duration;
 
-/// How a front-end drives.
+/// Options of a Xen block front-end.
 #[derive(Clone, Copy, Debug)]
 pub struct BlkfrontOptions {
-    /// Queues to use, if the back-end has that many.
+    /// Most queues to use; fewer if the back-end offers fewer.
     pub queues: u32,
-    /// Size of each ring, in log2 of its pages, if the back-end has so large ones.
+    /// Largest size of each ring, in log2 of its pages; smaller if the back-end offers less.
     pub ring_page_order: u32,
     /// The layout of the requests.
     pub abi: Abi,
-    /// Grant the pages of the buffers once and for good, if the back-end keeps them mapped.
+    /// Grant the pages of the buffers permanently, if the back-end keeps grants mapped.
     pub persistent: bool,
-    /// Most segments of an indirect request; 0: send none.
+    /// Most segments of an indirect request; 0: send no indirect requests.
     pub indirect_segments: u16,
     /// Largest request in bytes.
     pub buffer_size: u32,
@@ -61,7 +61,7 @@ pub enum XenOp<'a> {
         /// Bytes.
         len: usize,
     },
-    /// Writes bytes after all writes before it, and before all after it.
+    /// A write barrier: after all earlier writes, and before all later ones.
     Barrier {
         /// First sector.
         sector: u64,
@@ -81,18 +81,18 @@ pub enum XenOp<'a> {
     Discard {
         /// First sector.
         sector: u64,
-        /// How many.
+        /// Number of sectors.
         count: u64,
-        /// All copies of them are erased.
+        /// All copies of the sectors are erased.
         secure: bool,
     },
 }
 
-/// A request that is done. Its buffer stays as it is until the next submit on the queue.
+/// A completed request. Its buffer keeps its data until the next submit on the queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct XenDone {
     /// The tag that [`super::BlkfrontQueue::submit`] returned.
     pub tag: u16,
-    /// How it ended.
+    /// The status of the response.
     pub status: BlkifStatus,
 }

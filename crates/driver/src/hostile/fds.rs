@@ -1,5 +1,4 @@
-//! File descriptors that are not what a message promises: each could block a thread that touches
-//! it.
+//! File descriptors of another kind than a message promises. Each can block a thread that uses it.
 
 use crate::DriverError;
 use rustix::event::{EventfdFlags, epoll, eventfd};
@@ -12,13 +11,13 @@ use std::io::{ErrorKind, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::time::Duration;
 
-/// A kind of file descriptor that a front-end may pass where another one is due.
+/// A kind of file descriptor that a front-end may pass in the place of the expected kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum OddFd {
     /// A TCP connection whose peer reads nothing, with `SO_LINGER` and unsent bytes: the last
     /// `close()` of it waits.
     TcpLinger,
-    /// An epoll instance that watches further ones.
+    /// An epoll instance that watches other epoll instances.
     Epoll,
     /// An eventfd at its largest count without `O_NONBLOCK`: a write to it waits.
     FullEventfd,
@@ -32,7 +31,7 @@ pub enum OddFd {
     File,
     /// The master of a pseudo terminal.
     Tty,
-    /// A timer that never runs off.
+    /// A timer that never expires.
     Timerfd,
     /// A folder.
     Folder,
@@ -56,7 +55,7 @@ impl OddFd {
         Self::PathOnly,
     ];
 
-    /// Makes one.
+    /// Makes a descriptor of this kind.
     ///
     /// # Errors
     /// [`DriverError::System`], [`DriverError::Io`]: the system refuses (no terminal, no loopback).
@@ -108,7 +107,7 @@ impl OddFd {
 pub struct OddDescriptor {
     /// The other ends. They are dropped first, so that the close of `fd` here does not wait.
     pub rest: Vec<OwnedFd>,
-    /// The fd to pass. Once this is dropped too, the receiver holds the last copy.
+    /// The descriptor to pass. Once this copy is dropped, the receiver has the last one.
     pub fd: OwnedFd,
 }
 
@@ -118,15 +117,15 @@ impl OddDescriptor {
     }
 }
 
-/// Brings an eventfd, of whatever count, to its largest one and takes `O_NONBLOCK` away: whoever
-/// writes to it next waits until somebody reads it.
+/// Sets an eventfd to its largest count and clears `O_NONBLOCK`: the next writer waits until
+/// somebody reads it.
 ///
 /// # Errors
 /// [`DriverError::System`].
 pub fn fill_eventfd(event: impl AsFd) -> Result<(), DriverError> {
     let flags = fcntl_getfl(&event)?;
     fcntl_setfl(&event, flags | OFlags::NONBLOCK)?;
-    // The largest count that a write may reach; nothing is lost if others write at the same time.
+    // The largest value for one write. No count is lost if others write at the same time.
     let mut step = u64::MAX - 1;
     while step > 0 {
         if rustix::io::write(&event, &step.to_ne_bytes()).is_err() {
@@ -141,7 +140,7 @@ fn set_blocking(fd: impl AsFd) -> Result<(), DriverError> {
     Ok(fcntl_setfl(&fd, flags - OFlags::NONBLOCK)?)
 }
 
-/// Writes until nothing more fits.
+/// Writes to `fd` until it accepts no more bytes.
 fn fill(fd: impl AsFd) -> Result<(), DriverError> {
     let bytes = [0x5a; 4096];
     loop {
@@ -157,7 +156,7 @@ fn open(path: &str, flags: OFlags) -> Result<OwnedFd, DriverError> {
     Ok(rustix::fs::open(path, flags | OFlags::CLOEXEC, Mode::empty())?)
 }
 
-/// How long the close of a lingering socket may wait.
+/// How long the close of a lingering socket may block.
 const LINGER: Duration = Duration::from_secs(3);
 
 fn tcp_linger() -> Result<OddDescriptor, DriverError> {
@@ -176,7 +175,7 @@ fn tcp_linger() -> Result<OddDescriptor, DriverError> {
     Ok(OddDescriptor::new(stream.into(), [listener.into()]))
 }
 
-/// An epoll instance over a chain of four: the kernel walks all of them for each question.
+/// An epoll instance on a chain of four others: the kernel walks all of them at each poll.
 fn nested_epolls() -> Result<OddDescriptor, DriverError> {
     let mut inner = eventfd(1, EventfdFlags::CLOEXEC)?;
     let mut rest = Vec::new();

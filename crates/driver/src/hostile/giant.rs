@@ -10,16 +10,16 @@ use manyring_wire::virtqueue::{
 use std::sync::Arc;
 use zerocopy::IntoBytes;
 
-/// Entries of a request's indirect table: the most that a device takes.
+/// Entries of a request's indirect table: the most that a device accepts.
 const TABLE_ENTRIES: u16 = 1024;
 const BUFFER_SIZE: u32 = 1 << 20;
-/// Bytes of a request's parts apart from table and buffer.
+/// Bytes reserved for each part of a request, apart from its table and buffer.
 const PART: u64 = 64;
 
-/// A ring whose requests are huge: an indirect table names one buffer of 1 MiB again and again.
+/// A ring of huge requests. Each has an indirect table that names the same 1 MiB buffer many times.
 #[derive(Debug)]
 pub struct GiantRing {
-    /// The ring below.
+    /// The ring that the requests are written to.
     pub ring: HostileRing,
     arena: Arc<Arena>,
     buffer: u64,
@@ -28,7 +28,8 @@ pub struct GiantRing {
 }
 
 impl GiantRing {
-    /// Takes over the ring of `vring`, with nothing in flight; room for `depth` requests at once.
+    /// Takes over the ring of `vring`, with nothing in flight, for up to `depth` requests at a
+    /// time.
     ///
     /// # Errors
     /// [`DriverError::ArenaFull`] without [`Self::arena_size`] bytes, [`DriverError::Memory`].
@@ -48,15 +49,15 @@ impl GiantRing {
         })
     }
 
-    /// Bytes of arena that this takes at most, for [`crate::BlkDriverOptions::spare`].
+    /// Most bytes of arena that this takes, for [`crate::BlkDriverOptions::spare`].
     #[must_use]
     pub const fn arena_size(depth: u16) -> u64 {
         let table = TABLE_ENTRIES as u64 * DESCRIPTOR_SIZE as u64;
         depth as u64 * (table + PART) + BUFFER_SIZE as u64 + (64 << 10)
     }
 
-    /// Offers a request of `kind` from `sector` on in slot `slot` whose data is `mib` MiB, at most
-    /// 1022; the device writes the data if `is_read`.
+    /// Offers a request of type `kind` at `sector` in slot `slot`. It has `mib` MiB of data, at
+    /// most 1022; the device writes the data if `is_read`.
     ///
     /// # Errors
     /// [`DriverError::Memory`], [`DriverError::RingFull`] if there is no such slot.
@@ -73,7 +74,7 @@ impl GiantRing {
         self.offer(slot, kind, sector, &data)
     }
 
-    /// Offers a request of `kind` (discard, write-zeroes) in slot `slot` over `count` sectors from
+    /// Offers a discard or write-zeroes request (`kind`) in slot `slot` for `count` sectors from
     /// `sector` on.
     ///
     /// # Errors
@@ -121,7 +122,7 @@ impl GiantRing {
     }
 }
 
-/// [`HEADER_SIZE`] and [`SEGMENT_SIZE`] as a descriptor says them.
+/// [`HEADER_SIZE`] and [`SEGMENT_SIZE`], in the type of a descriptor's length.
 const HEADER_BYTES: u32 = 16;
 const SEGMENT_BYTES: u32 = 16;
 const _: () =

@@ -1,6 +1,6 @@
-//! Makes threads wait in the kernel until they are let go, by pages that userfaultfd keeps back:
-//! behind [`HeldLock`] a thread of this process waits inside a system call, with a lock of the
-//! kernel; behind [`Withheld`] every thread that touches a file that this process has mapped.
+//! Makes threads wait in the kernel, on pages that userfaultfd withholds, until they are released.
+//! [`HeldLock`] has a thread of this process wait inside a system call while it holds a lock of the
+//! kernel. [`Withheld`] makes every thread wait that touches a file which this process has mapped.
 #![allow(unsafe_code, reason = "allow-listed: a page that is missing, and calls that touch it")]
 
 use crate::DriverError;
@@ -23,18 +23,19 @@ const MISSING: u64 = 1;
 const PAGE_SIZE: usize = 4096;
 const TIMEOUT: Timespec = Timespec { tv_sec: 20, tv_nsec: 0 };
 
-/// A lock that is held until this is dropped. Needs root, since it is the kernel that waits.
+/// A lock of the kernel, held until this is dropped. Needs root: the page fault happens in the
+/// kernel.
 #[derive(Debug)]
 pub struct HeldLock {
-    /// Closed first: then the page is there, and the call goes on.
+    /// Closed first on drop: the kernel then supplies the page, and the system call ends.
     faults: Option<OwnedFd>,
     thread: Option<JoinHandle<()>>,
     page: usize,
 }
 
 impl HeldLock {
-    /// Holds the lock of a pipe, by its writing end. A write to a socket waits as long, without a
-    /// lock.
+    /// Holds the lock of a pipe, by a write to its writing end. A write to a socket would wait as
+    /// long, but hold no lock.
     ///
     /// # Errors
     /// [`DriverError::System`]: userfaultfd is refused; [`DriverError::Timeout`].
@@ -46,7 +47,7 @@ impl HeldLock {
         })
     }
 
-    /// Holds the lock of an epoll set in which something is ready.
+    /// Holds the lock of an epoll instance in which a descriptor is ready.
     ///
     /// # Errors
     /// See [`Self::pipe`].
@@ -73,21 +74,21 @@ impl HeldLock {
         Ok(hold)
     }
 
-    /// Returns when the call waits for its page, and so has the lock.
+    /// Returns when the system call waits for its page, and so holds the lock.
     fn wait_until_held(&self) -> Result<(), DriverError> {
         self.faults.as_ref().map_or(Ok(()), wait_for_fault)
     }
 }
 
-/// Pages of a file that this process has mapped and that are not in memory: a thread that touches
-/// one waits until this is dropped, as it would while another process punches a hole into the file.
+/// Missing pages of a file that this process has mapped. A thread that touches one waits until this
+/// is dropped, as it would while another process punches a hole into the file.
 #[derive(Debug)]
 pub struct Withheld {
     faults: OwnedFd,
 }
 
 impl Withheld {
-    /// Keeps the pages of all mappings of the memfd `name` from all threads that touch them.
+    /// Withholds the pages of all mappings of the memfd `name` from all threads that touch them.
     ///
     /// # Errors
     /// [`DriverError::System`]: `EFAULT` if the file is not mapped, or userfaultfd is refused;
@@ -108,10 +109,10 @@ impl Withheld {
         if is_mapped { Ok(Self { faults }) } else { Err(Errno::FAULT.into()) }
     }
 
-    /// Returns when a thread waits for a page.
+    /// Returns when a thread waits for one of the pages.
     ///
     /// # Errors
-    /// [`DriverError::Timeout`]: none does, after 20 seconds.
+    /// [`DriverError::Timeout`]: no thread has touched a page after 20 seconds.
     pub fn wait_until_touched(&self) -> Result<(), DriverError> {
         wait_for_fault(&self.faults)
     }
@@ -129,7 +130,7 @@ fn faults() -> Result<OwnedFd, DriverError> {
     Ok(faults)
 }
 
-/// Keeps the missing pages of these addresses from all threads that touch them, until `faults` is
+/// Withholds the missing pages at `address` from all threads that touch them, until `faults` is
 /// closed.
 fn withhold(faults: &OwnedFd, address: u64, size: u64) -> Result<(), DriverError> {
     let mut range = [address, size, MISSING, 0];
@@ -140,7 +141,7 @@ fn withhold(faults: &OwnedFd, address: u64, size: u64) -> Result<(), DriverError
     Ok(())
 }
 
-/// Returns when somebody waits for a page.
+/// Returns when a thread waits for a page.
 fn wait_for_fault(faults: &OwnedFd) -> Result<(), DriverError> {
     let mut fds = [PollFd::from_borrowed_fd(faults.as_fd(), PollFlags::IN)];
     loop {

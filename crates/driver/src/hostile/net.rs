@@ -1,5 +1,5 @@
-//! Chains a network device must survive: headers that lie, empty chains, commands that do not
-//! exist.
+//! Chains that a network device must survive: headers with false fields, empty chains, unknown
+//! commands.
 
 mod control_queue;
 mod rx;
@@ -22,14 +22,14 @@ pub const FRAME_SIZE: usize = 64;
 const LONG_SIZE: u32 = 70 << 10;
 /// Bytes of guest memory for one chain.
 const AREA_SIZE: usize = 80 << 10;
-/// A frame: broadcast, of the type for local experiments, then bytes that count up.
+/// A frame's Ethernet header: broadcast, with the type for local experiments.
 const ETHERNET: [u8; 14] = [255, 255, 255, 255, 255, 255, 2, 0, 0, 0, 0, 1, 0x88, 0xb5];
 
-/// A ring of a network device, written word by word. Chains begin at descriptor 0: the device has
-/// to have returned one before the next is offered.
+/// A ring of a network device, written word by word. Every chain begins at descriptor 0, so the
+/// device must have returned a chain before the next one is offered.
 #[derive(Debug)]
 pub struct HostileNet {
-    /// The ring below.
+    /// The ring that the chains are written to.
     pub ring: HostileRing,
     arena: Arc<Arena>,
     area: u64,
@@ -37,7 +37,7 @@ pub struct HostileNet {
 }
 
 impl HostileNet {
-    /// Takes over the ring of `vring`, at least 16 entries, with nothing in flight.
+    /// Takes over the ring of `vring`, which has at least 16 entries and nothing in flight.
     ///
     /// # Errors
     /// [`DriverError::ArenaFull`], [`DriverError::Memory`].
@@ -57,8 +57,8 @@ impl HostileNet {
         Ok(byte[0])
     }
 
-    /// Offers `bytes` as a chain: a descriptor the device reads for each of `readable` (this many
-    /// bytes), then one it writes for each of `writable`.
+    /// Offers `bytes` as a chain: first a device-readable descriptor of each size in `readable`,
+    /// then a device-writable descriptor of each size in `writable`.
     ///
     /// # Errors
     /// [`DriverError::Memory`].
@@ -92,7 +92,7 @@ impl HostileNet {
         Ok(())
     }
 
-    /// Offers a frame of [`FRAME_SIZE`] bytes that is in order.
+    /// Offers a correct frame of [`FRAME_SIZE`] bytes.
     ///
     /// # Errors
     /// [`DriverError::Memory`].
@@ -100,7 +100,7 @@ impl HostileNet {
         self.offer(&frame(RawNetHeader::default()), &[HEADER_BYTES, FRAME_BYTES], &[])
     }
 
-    /// Offers a frame that is wrong in one way.
+    /// Offers a frame with one fault.
     ///
     /// # Errors
     /// [`DriverError::Memory`].
@@ -124,7 +124,7 @@ impl HostileNet {
         self.offer(&bytes, readable, writable)
     }
 
-    /// Offers a buffer to receive into that is wrong in one way.
+    /// Offers a receive buffer with one fault.
     ///
     /// # Errors
     /// [`DriverError::Memory`].
@@ -140,7 +140,7 @@ impl HostileNet {
         self.offer(&[], readable, writable)
     }
 
-    /// Offers a command that is wrong in one way.
+    /// Offers a command with one fault.
     ///
     /// # Errors
     /// [`DriverError::Memory`].
@@ -158,18 +158,18 @@ impl HostileNet {
     }
 }
 
-/// [`HEADER_SIZE`] and [`FRAME_SIZE`] as a descriptor says them.
+/// [`HEADER_SIZE`] and [`FRAME_SIZE`], in the type of a descriptor's length.
 const HEADER_BYTES: u32 = 12;
 const FRAME_BYTES: u32 = 64;
 const _: () = assert!(HEADER_BYTES as usize == HEADER_SIZE && FRAME_BYTES as usize == FRAME_SIZE);
 
-/// `header` and the frame.
+/// The bytes of `header`, followed by the frame.
 fn frame(header: RawNetHeader) -> Vec<u8> {
     let count = FRAME_SIZE - ETHERNET.len();
     let payload: Vec<u8> = (0..=u8::MAX).take(count).collect();
     let mut bytes = [header.as_bytes(), &ETHERNET, &payload].concat();
     if header.flags & HDR_F_NEEDS_CSUM != 0 {
-        // TCP over IPv4, so that there is a place for a checksum.
+        // Looks like TCP over IPv4, so that the frame has a place for a checksum.
         bytes[HEADER_SIZE + 12..][..3].copy_from_slice(&[8, 0, 0x45]);
         bytes[HEADER_SIZE + 20..][..4].copy_from_slice(&[0x40, 0, 64, 6]);
     }

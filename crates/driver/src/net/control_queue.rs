@@ -8,23 +8,23 @@ use manyring_wire::net::{
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Entries of the control queue.
+/// Number of entries of the control queue.
 const SIZE: u16 = 64;
-/// Bytes of a command, and of its answer, at most.
+/// Most bytes of a command, and of its answer.
 const AREA: u32 = 16 << 10;
 /// Longest time a command may take: longer than the device allows itself.
 const TIMEOUT: Duration = Duration::from_secs(10);
 /// The status byte before the device writes it.
 const NO_STATUS: u8 = 255;
 
-/// The answer to a command.
+/// The device's answer to a command.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CtrlAnswer {
     /// The status byte; 255 if the device wrote none.
     pub status: u8,
     /// The bytes behind the status byte.
     pub data: Vec<u8>,
-    /// Bytes the device says it wrote, the status byte included.
+    /// Bytes that the device reports as written, including the status byte.
     pub written: u32,
 }
 
@@ -57,25 +57,25 @@ impl ControlDriverQueue {
         })
     }
 
-    /// Bytes of arena that a control queue takes at most.
+    /// Most bytes of arena that a control queue takes.
     #[must_use]
     pub const fn arena_size() -> u64 {
         Virtqueue::arena_size(SIZE) + 2 * (AREA as u64 + 8)
     }
 
-    /// The ring below.
+    /// The virtqueue of the control queue.
     #[must_use]
     pub fn vring(&mut self) -> &mut Virtqueue {
         &mut self.vring
     }
 
-    /// Waits no longer than `timeout` for an answer.
+    /// Sets the longest wait for an answer.
     pub fn set_timeout(&mut self, timeout: Duration) {
         self.timeout = timeout;
     }
 
-    /// Sends a command: class and command in one descriptor, the data in one for each of `parts`,
-    /// and room for the status byte and `answer_size` bytes behind it.
+    /// Sends a command. Class and command number are in one descriptor, the data in one for each of
+    /// `parts`. The device can write the status byte and `answer_size` bytes behind it.
     ///
     /// # Errors
     /// [`DriverError::TooLong`], [`DriverError::Timeout`], [`DriverError::LostCall`].
@@ -93,8 +93,8 @@ impl ControlDriverQueue {
         self.raw(&readable, writable)
     }
 
-    /// Sends a chain of any shape: a descriptor for each of `readable` and one of this many bytes
-    /// for each of `writable`, also for empty ones.
+    /// Sends a chain of any shape: a device-readable descriptor for each of `readable`, and a
+    /// device-writable one of each size in `writable`, even if these are empty.
     ///
     /// # Errors
     /// See [`Self::command`]; [`DriverError::RingFull`] for a chain without descriptors.
@@ -138,7 +138,7 @@ impl ControlDriverQueue {
     /// `RX_*`: switches a receive mode.
     ///
     /// # Errors
-    /// See [`Self::command`]; [`DriverError::Status`] for an unknown status. Both hold for all
+    /// See [`Self::command`]; [`DriverError::Status`] for an unknown status. The same holds for all
     /// commands below.
     pub fn set_rx_mode(&mut self, mode: RxMode, on: bool) -> Result<CtrlStatus, DriverError> {
         let command = match mode {
@@ -152,7 +152,7 @@ impl ControlDriverQueue {
         self.run(class::RX, command, &[&[u8::from(on)]])
     }
 
-    /// `MAC_TABLE_SET`: sets the addresses that are received beside the device's own.
+    /// `MAC_TABLE_SET`: sets the addresses that are received in addition to the device's own.
     ///
     /// # Errors
     /// See [`Self::set_rx_mode`].
@@ -177,7 +177,7 @@ impl ControlDriverQueue {
         self.run(class::VLAN, class::VLAN_ADD, &[&id.to_le_bytes()])
     }
 
-    /// `VLAN_DEL`: receives a VLAN no more.
+    /// `VLAN_DEL`: stops receiving a VLAN.
     ///
     /// # Errors
     /// See [`Self::set_rx_mode`].
@@ -201,7 +201,7 @@ impl ControlDriverQueue {
         self.run(class::MQ, class::MQ_VQ_PAIRS_SET, &[&count.to_le_bytes()])
     }
 
-    /// `GUEST_OFFLOADS_SET`: takes only such unfinished packets, `GUEST_*` feature bits.
+    /// `GUEST_OFFLOADS_SET`: accepts only the unfinished packets of these `GUEST_*` feature bits.
     ///
     /// # Errors
     /// See [`Self::set_rx_mode`].
@@ -233,8 +233,7 @@ impl ControlDriverQueue {
         self.run(class::NOTF_COAL, class::NOTF_COAL_VQ_SET, &[&queue.emit()])
     }
 
-    /// `NOTF_COAL_VQ_GET`: how the notifications of virtqueue `index` are coalesced; `None` if the
-    /// device refuses to say.
+    /// `NOTF_COAL_VQ_GET`: reads the coalescing of virtqueue `index`; `None` if the device refuses.
     ///
     /// # Errors
     /// See [`Self::set_rx_mode`].
@@ -265,7 +264,7 @@ fn status(byte: u8) -> Result<CtrlStatus, DriverError> {
     }
 }
 
-/// A count and its entries.
+/// The bytes of a MAC table: the number of addresses, then the addresses.
 fn mac_list(macs: &[MacAddress]) -> Vec<u8> {
     let count = u32::try_from(macs.len()).unwrap_or(u32::MAX);
     [&count.to_le_bytes()[..], macs.as_flattened()].concat()

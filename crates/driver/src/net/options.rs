@@ -15,46 +15,47 @@ use std::time::Duration;
 /// Who reads the driver's control queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ControlOwner {
-    /// The front-end (QEMU, Cloud Hypervisor): the device hears of queue pairs by
-    /// `SET_VRING_ENABLE` and is offered no control queue.
+    /// The front-end (QEMU, Cloud Hypervisor). It tells the device of queue pairs by
+    /// `SET_VRING_ENABLE`, and gives the device no control queue.
     FrontEnd,
     /// The device (UML, crosvm): the control queue is one of its virtqueues.
     Device,
 }
 
-/// How a net driver drives.
+/// Options of a net driver.
 #[derive(Clone, Debug)]
 pub struct NetDriverOptions {
     /// Queue pairs to set up.
     pub queue_pairs: u16,
-    /// Entries of each receiveq and transmitq.
+    /// Number of entries of each receiveq and transmitq.
     pub queue_size: u16,
-    /// Virtio features to take if they are offered; those of the rings must be.
+    /// Virtio features to negotiate if they are offered. Starting fails if a ring feature is not.
     pub features: u64,
-    /// Vhost-user protocol features to take if they are offered.
+    /// Vhost-user protocol features to negotiate if they are offered.
     pub protocol_features: u64,
-    /// Bytes of a receive buffer, header included, once `MRG_RXBUF` is negotiated.
+    /// Bytes of a receive buffer, including the header, if `MRG_RXBUF` is negotiated.
     pub mergeable_size: u32,
-    /// Bytes of a receive buffer, header included, without it.
+    /// Bytes of a receive buffer, including the header, if `MRG_RXBUF` is not negotiated.
     pub big_size: u32,
-    /// Bytes of a transmit buffer, header included.
+    /// Bytes of a transmit buffer, including the header.
     pub transmit_size: u32,
-    /// All transmitqs take their buffers from one place, as a guest's kernel does: the buffer that
-    /// was free last is used next, by whichever queue. For pairs that are driven by one thread:
-    /// others would wait for each other.
+    /// All transmitqs take their buffers from one pool, as those of a guest's kernel do: the buffer
+    /// that was freed last is used next, by any queue. For pairs that one thread drives: several
+    /// threads would wait for each other at the pool.
     pub shared_buffers: bool,
     /// Who reads the control queue.
     pub control: ControlOwner,
-    /// A kick of a transmitq waits for this many packets or microseconds. 0 packets: it does not.
+    /// How many packets or microseconds a kick of a transmitq may wait for. 0 packets: kicks are
+    /// sent at once.
     pub kicks: Coalescing,
-    /// Bytes of guest memory that no queue takes, for whatever a test adds.
+    /// Bytes of guest memory to leave free, for whatever a test adds.
     pub spare: u64,
-    /// Longest time for the socket to appear.
+    /// Longest wait for the socket to appear.
     pub max_wait: Duration,
 }
 
 impl NetDriverOptions {
-    /// Checksums and segments left to the other side, both ways.
+    /// Partial checksums and uncut segments, in both directions.
     pub const OFFLOADS: u64 = VIRTIO_NET_F_CSUM
         | VIRTIO_NET_F_HOST_TSO4
         | VIRTIO_NET_F_HOST_TSO6
@@ -74,13 +75,13 @@ impl NetDriverOptions {
         | VIRTIO_NET_F_SPEED_DUPLEX
         | VIRTIO_NET_F_MQ;
 
-    /// Of a legacy driver the device can see these alone: feature words had 32 bits.
+    /// The feature bits that a legacy driver can negotiate: its feature words have 32 bits.
     pub const LEGACY: u64 = u32::MAX as u64;
 
-    /// The features to ask for: without a control queue if the device is to have none.
+    /// The features to ask for: none of the control queue, if the front-end owns it.
     pub(super) const fn wanted(&self) -> u64 {
         match self.control {
-            // The front-end may leave the announcement to the guest: no control queue is needed.
+            // The guest can announce itself without a control queue if the front-end asks it to.
             ControlOwner::FrontEnd => {
                 self.features & !(Self::CONTROL & !VIRTIO_NET_F_GUEST_ANNOUNCE)
             }
@@ -114,23 +115,23 @@ impl Default for NetDriverOptions {
     }
 }
 
-/// The longest frame and its header.
+/// Bytes of the longest frame with its header.
 #[allow(clippy::cast_possible_truncation, reason = "65,565 bytes")]
 const LONGEST: u32 = (FRAME_SIZE_MAX + HEADER_SIZE) as u32;
 
 /// Counters of one queue.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct NetCounters {
-    /// Frames: of a transmitq those added, of a receiveq those taken.
+    /// Number of frames: added to a transmitq, or taken from a receiveq.
     pub packets: u64,
-    /// Their bytes, without headers.
+    /// Bytes of these frames, without headers.
     pub bytes: u64,
     /// Kicks sent.
     pub kicks: u64,
-    /// Bursts made available that the device wanted no kick for.
+    /// Bursts that were published without a kick, because the device wanted none.
     pub kicks_suppressed: u64,
-    /// Bursts whose kick waited for more packets or time.
+    /// Bursts whose kick waited for more packets or for time to pass.
     pub kicks_delayed: u64,
-    /// Calls seen.
+    /// Calls that the device has sent and this driver has seen.
     pub calls: u64,
 }

@@ -1,5 +1,5 @@
-//! `NetDriverRx`: a receiveq: frames out of mergeable buffers or big ones, buffers given back in
-//! bursts.
+//! `NetDriverRx`: a receiveq. It takes frames out of mergeable or big buffers, and gives the
+//! buffers back to the device in bursts.
 
 use super::options::NetCounters;
 use super::slab::Slab;
@@ -21,7 +21,7 @@ pub struct NetDriverRx {
     is_mergeable: bool,
     /// Bytes of the header before each frame.
     header_size: usize,
-    /// Header and frame that were taken last.
+    /// The slices of the frame that was taken last, with its header.
     slices: SliceList,
     counters: NetCounters,
 }
@@ -51,7 +51,7 @@ impl NetDriverRx {
         Ok(rx)
     }
 
-    /// Bytes of arena that a receiveq takes at most.
+    /// Most bytes of arena that a receiveq takes.
     #[must_use]
     pub fn arena_size(options: &NetDriverOptions) -> u64 {
         let buffer_size = options.mergeable_size.max(options.big_size);
@@ -59,7 +59,7 @@ impl NetDriverRx {
         Virtqueue::arena_size(options.queue_size) + buffers
     }
 
-    /// The ring below.
+    /// The virtqueue of this receiveq.
     #[must_use]
     pub fn vring(&mut self) -> &mut Virtqueue {
         &mut self.vring
@@ -71,9 +71,9 @@ impl NetDriverRx {
         NetCounters { kicks: self.vring.kicks(), calls: self.vring.calls(), ..self.counters }
     }
 
-    /// Takes the next frame, without waiting: its header, and its bytes behind those of `frame`.
-    /// `num_buffers` is 0 where the header ends before it (a legacy driver). The buffers go
-    /// back with [`Self::refill`].
+    /// Takes the next frame, if there is one, without waiting. Appends its bytes to `frame` and
+    /// returns its header. `num_buffers` is 0 if the header is too short to have it (a legacy
+    /// driver). [`Self::refill`] gives the buffers back.
     ///
     /// # Errors
     /// See [`Self::recv_slices`].
@@ -92,12 +92,13 @@ impl NetDriverRx {
         Ok(Some(header))
     }
 
-    /// Takes the next frame, without waiting, and lends where it lies: header and frame, ready
-    /// for a write to a tap. The bytes stay until [`Self::refill`] gives the buffers back.
+    /// Takes the next frame, if there is one, without waiting. Returns the slices of its header and
+    /// bytes, ready for a write to a tap. They stay valid until [`Self::refill`] gives the buffers
+    /// back.
     ///
     /// # Errors
-    /// [`DriverError::ShortFrame`] if no whole header was written, [`DriverError::Split`] if the
-    /// buffers of one frame did not become visible together, or none is said to hold it.
+    /// [`DriverError::ShortFrame`] if the device wrote less than a header; [`DriverError::Split`]
+    /// if the buffers of a frame did not become visible together, or `num_buffers` is 0.
     #[inline]
     pub fn recv_slices(&mut self) -> Result<Option<&[GuestSlice<'_>]>, DriverError> {
         let Some((head, written)) = self.vring.queue().take_used() else { return Ok(None) };
@@ -126,8 +127,8 @@ impl NetDriverRx {
         Ok(Some(self.slices.as_slices()))
     }
 
-    /// Lists the bytes that were written into the buffer of chain `head`, and notes the buffer to
-    /// go back. Returns how many bytes there are.
+    /// Adds the bytes written to the buffer of chain `head` to `slices`, and notes the buffer for
+    /// [`Self::refill`]. Returns the number of bytes.
     #[inline]
     fn keep(&mut self, head: u16, written: u32) -> usize {
         let pieces = self.slab.buffer(head).pieces;
@@ -136,7 +137,7 @@ impl NetDriverRx {
         written.min(self.slab.size()) as usize
     }
 
-    /// Gives all buffers whose frames were taken back to the device. True if it was kicked.
+    /// Gives the buffers of all taken frames back to the device. Returns true if it has kicked.
     ///
     /// # Errors
     /// [`DriverError::System`].
@@ -153,19 +154,20 @@ impl NetDriverRx {
         }
         let is_kicked = self.vring.publish()?;
         self.counters.kicks_suppressed += u64::from(!is_kicked);
-        // Keep used_event at an index that has passed, so that no call is due until 32768 buffers
-        // later.
+        // Keeps `used_event` at an index that has passed, so that no call is due within the next
+        // 32768 buffers.
         self.vring.queue().disable_notifications();
         Ok(is_kicked)
     }
 
-    /// Buffers whose frames were taken and that [`Self::refill`] would give back.
+    /// How many buffers [`Self::refill`] would give back now.
     #[must_use]
     pub fn spare_count(&self) -> usize {
         self.slab.free_count()
     }
 
-    /// Asks for a call when a frame comes, and looks again. True: one is there, do not sleep.
+    /// Asks for a call when a frame arrives, then looks at the ring. True: a frame is there
+    /// already; do not sleep.
     pub fn enable_notifications(&mut self) -> bool {
         self.vring.queue().enable_notifications()
     }
@@ -175,10 +177,10 @@ impl NetDriverRx {
         self.vring.queue().disable_notifications();
     }
 
-    /// Sleeps until a frame is there.
+    /// Sleeps until a frame has arrived.
     ///
     /// # Errors
-    /// [`DriverError::Timeout`], [`DriverError::LostCall`] if one came and nobody called,
+    /// [`DriverError::Timeout`]; [`DriverError::LostCall`] if a frame arrived without a call;
     /// [`DriverError::System`].
     pub fn wait(&mut self, timeout: Duration) -> Result<(), DriverError> {
         let deadline = crate::vring::now() + timeout;
@@ -194,7 +196,7 @@ impl NetDriverRx {
         }
     }
 
-    /// Takes the next frame, sleeping for it, and gives its buffers back.
+    /// Takes the next frame, sleeping until there is one, and gives its buffers back.
     ///
     /// # Errors
     /// See [`Self::recv_slices`] and [`Self::wait`].

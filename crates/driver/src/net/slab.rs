@@ -1,5 +1,5 @@
-//! `Slab`: the buffers of one queue, of equal size, each with the chain it is in. They may be those
-//! of a `BufferPool` that several queues have.
+//! `Slab`: the buffers of one queue, all of the same size, and which chain each of them is in.
+//! Several queues may share the buffers of one `BufferPool`.
 
 use crate::{Arena, DriverError};
 use manyring_memory::{GuestAddr, GuestSlice, LastHit, Pieces, SliceList};
@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 /// Alignment of a buffer: a cache line.
 const ALIGN: u64 = 64;
 
-/// A buffer of guest memory: where it lies, as one slice.
+/// A buffer of guest memory, which lies in one slice.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Buffer<'a> {
     pub(super) addr: u64,
@@ -16,26 +16,27 @@ pub(super) struct Buffer<'a> {
 }
 
 impl<'a> Buffer<'a> {
-    /// All its bytes.
+    /// The slice of the whole buffer.
     #[inline]
     pub(super) fn slice(self) -> GuestSlice<'a> {
         self.pieces.as_slices()[0]
     }
 }
 
-/// Buffers of equal size, for one queue or for several.
+/// Buffers of the same size, for one queue or for several.
 #[derive(Debug)]
 pub(super) struct BufferPool {
     addrs: Vec<u64>,
-    /// One of each buffer.
+    /// The slice of each buffer, by the buffer's number.
     slices: SliceList,
     size: u32,
-    /// Buffers that no queue has. The one that came back last is on top: it is in the cache.
+    /// Numbers of the buffers that no queue has. The one freed last is on top, since it is in the
+    /// cache.
     spare: Mutex<Vec<u16>>,
 }
 
 impl BufferPool {
-    /// `count` buffers of `size` bytes.
+    /// Allocates `count` buffers of `size` bytes.
     pub(super) fn new(arena: &Arena, count: u16, size: u32) -> Result<Self, DriverError> {
         let (mut addrs, mut slices) = (Vec::new(), SliceList::new());
         slices.restart(arena.memory());
@@ -45,39 +46,41 @@ impl BufferPool {
             slices.resolve(GuestAddr(addr), size, &mut last)?;
             addrs.push(addr);
         }
-        // Each allocation lies in one region.
+        // The slices are as many as the buffers: no buffer crosses into another region.
         assert_eq!(slices.len(), addrs.len(), "a buffer across two regions");
         Ok(Self { addrs, slices, size, spare: Mutex::new((0..count).rev().collect()) })
     }
 
     fn spare(&self) -> MutexGuard<'_, Vec<u16>> {
-        // A thread that panicked while it had the lock has at most lost a buffer.
+        // A thread that panicked while holding the lock has lost one buffer at most.
         self.spare.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// The buffers of a queue; which are in no chain; which chain has which.
+/// The buffers of a queue, and the chains that they are in.
 #[derive(Debug)]
 pub(super) struct Slab {
     pool: Arc<BufferPool>,
-    /// Other queues have buffers of this pool as well: one that comes back is for all of them.
+    /// Other queues use this pool too: a buffer that comes back goes to the pool, not to this
+    /// queue.
     is_shared: bool,
     free: Vec<u16>,
-    /// The buffer of each chain, by its head.
+    /// The number of the buffer in each chain, by the chain's head.
     of_head: Vec<u16>,
-    /// Buffers in chains.
+    /// How many buffers are in chains.
     bound: usize,
 }
 
 impl Slab {
-    /// `count` buffers of `size` bytes for this queue alone.
+    /// Allocates `count` buffers of `size` bytes for this queue alone.
     pub(super) fn new(arena: &Arena, count: u16, size: u32) -> Result<Self, DriverError> {
         let pool = BufferPool::new(arena, count, size)?;
         let free = std::mem::take(&mut *pool.spare());
         Ok(Self { free, is_shared: false, ..Self::sharing(Arc::new(pool), count) })
     }
 
-    /// Buffers of `pool`, for a ring of `count` entries: none until [`Self::refill`].
+    /// Uses the buffers of `pool` for a ring of `count` entries; [`Self::refill`] takes them one by
+    /// one.
     pub(super) fn sharing(pool: Arc<BufferPool>, count: u16) -> Self {
         let of_head = vec![0; count.into()];
         Self { pool, is_shared: true, free: Vec::new(), of_head, bound: 0 }
@@ -93,7 +96,7 @@ impl Slab {
         self.pool.size
     }
 
-    /// Has a buffer that is in no chain, if there is one.
+    /// Takes a buffer from the pool if this queue has no free one.
     #[inline]
     pub(super) fn refill(&mut self) {
         if self.is_shared && self.free.is_empty() {
@@ -101,7 +104,7 @@ impl Slab {
         }
     }
 
-    /// A buffer that is in no chain.
+    /// A buffer of this queue that is in no chain.
     #[inline]
     pub(super) fn next_free(&self) -> Option<Buffer<'_>> {
         self.free.last().map(|slot| self.at(*slot))
@@ -113,7 +116,7 @@ impl Slab {
         Buffer { addr: self.pool.addrs[slot], pieces: self.pool.slices.pieces(slot..slot + 1) }
     }
 
-    /// The buffer that [`Self::next_free`] named is in the chain `head` now.
+    /// Notes that the buffer of [`Self::next_free`] is in the chain `head` now.
     #[inline]
     pub(super) fn bind(&mut self, head: u16) {
         if let Some(slot) = self.free.pop() {
@@ -122,13 +125,13 @@ impl Slab {
         }
     }
 
-    /// The buffer of chain `head`.
+    /// The buffer in the chain `head`.
     #[inline]
     pub(super) fn buffer(&self, head: u16) -> Buffer<'_> {
         self.at(self.of_head[usize::from(head)])
     }
 
-    /// The chain `head` has come back: its buffer is in no chain.
+    /// Frees the buffer of the chain `head`, which has come back.
     #[inline]
     pub(super) fn release(&mut self, head: u16) {
         let slot = self.of_head[usize::from(head)];
@@ -136,12 +139,12 @@ impl Slab {
         if self.is_shared { self.pool.spare().push(slot) } else { self.free.push(slot) }
     }
 
-    /// Buffers of this queue in no chain.
+    /// How many buffers of this queue are in no chain.
     pub(super) fn free_count(&self) -> usize {
         self.free.len()
     }
 
-    /// Buffers in chains.
+    /// How many buffers are in chains.
     pub(super) fn bound(&self) -> usize {
         self.bound
     }

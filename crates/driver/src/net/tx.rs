@@ -1,4 +1,4 @@
-//! `NetDriverTx`: a transmitq: frames in, kicks coalesced, buffers freed late.
+//! `NetDriverTx`: a transmitq. Kicks are coalesced, and buffers of sent frames are freed late.
 
 use super::options::NetCounters;
 use super::slab::{Buffer, BufferPool, Slab};
@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use zerocopy::IntoBytes;
 
-/// A kick that the device wants and that waits.
+/// A kick that the device wants, and that waits for more packets or time.
 #[derive(Clone, Copy, Debug)]
 struct OwedKick {
     since_ns: u64,
@@ -27,9 +27,9 @@ pub struct NetDriverTx {
     header_size: usize,
     coalescing: Coalescing,
     owed: Option<OwedKick>,
-    /// Frames added and not published.
+    /// Frames that were added and not published.
     unpublished: u64,
-    /// Sent buffers were looked for since the last publish.
+    /// True if [`Self::reclaim`] was called since the last publish.
     has_looked: bool,
     counters: NetCounters,
 }
@@ -49,7 +49,7 @@ impl NetDriverTx {
         Self::with(slab, arena, pair, features, options)
     }
 
-    /// Makes the transmitq as [`Self::new`] does, with buffers of `pool`.
+    /// Makes the transmitq as [`Self::new`] does, but with the buffers of `pool`.
     pub(super) fn sharing(
         pool: &Arc<BufferPool>,
         arena: &Arc<Arena>,
@@ -71,7 +71,7 @@ impl NetDriverTx {
         let index = u32::try_from(transmitq(pair.into())).unwrap_or(u32::MAX);
         let size = options.queue_size;
         let mut vring = Virtqueue::new(arena, index, size, features, 0)?;
-        // Used buffers are looked for; nobody need call.
+        // The driver looks for used buffers itself; the device need not call.
         vring.queue().disable_notifications();
         Ok(Self {
             vring,
@@ -86,22 +86,22 @@ impl NetDriverTx {
         })
     }
 
-    /// Uses the headers of a driver that has negotiated these virtio features: a legacy one may
-    /// have shorter headers.
+    /// Uses the header size for the negotiated virtio features `features`: a legacy driver may have
+    /// a shorter header.
     #[must_use]
     pub fn with_headers(mut self, features: u64) -> Self {
         self.header_size = header_size(features);
         self
     }
 
-    /// Bytes of arena that a transmitq takes at most.
+    /// Most bytes of arena that a transmitq takes.
     #[must_use]
     pub fn arena_size(options: &NetDriverOptions) -> u64 {
         let buffers = Slab::arena_size(options.queue_size, options.transmit_size);
         Virtqueue::arena_size(options.queue_size) + buffers
     }
 
-    /// The ring below.
+    /// The virtqueue of this transmitq.
     #[must_use]
     pub fn vring(&mut self) -> &mut Virtqueue {
         &mut self.vring
@@ -113,8 +113,8 @@ impl NetDriverTx {
         NetCounters { kicks: self.vring.kicks(), calls: self.vring.calls(), ..self.counters }
     }
 
-    /// Adds a frame, header and frame in one descriptor. False: no room. Seen after
-    /// [`Self::publish`].
+    /// Adds a frame; header and frame are in one descriptor. False: the ring is full. The device
+    /// sees the frame after [`Self::publish`].
     ///
     /// # Errors
     /// [`DriverError::TooLong`] for a frame that no buffer holds.
@@ -127,8 +127,8 @@ impl NetDriverTx {
         Ok(self.send_filled(len))
     }
 
-    /// Adds a frame as a chain: a descriptor for the header, one for each of `parts`, also for an
-    /// empty one. False: no room.
+    /// Adds a frame as a chain: a descriptor for the header, and one for each of `parts`, even if
+    /// it is empty. False: the ring is full.
     ///
     /// # Errors
     /// [`DriverError::TooLong`] for a frame that no buffer holds.
@@ -157,12 +157,12 @@ impl NetDriverTx {
         Ok(true)
     }
 
-    /// Lends the next free buffer, to be filled from its start with a header and a frame (by a
-    /// read from a tap); [`Self::send_filled`] sends it. `None`: no room.
+    /// The next free buffer, to be filled with a header and a frame (for example by a read from a
+    /// tap). [`Self::send_filled`] then sends it. `None`: no buffer or no descriptor is free.
     #[inline]
     pub fn room(&mut self) -> Option<GuestSlice<'_>> {
-        // Buffers are freed when more than half the ring is used, and looked for once a burst, not
-        // one by one: the device's cache lines are then fetched for many at once.
+        // Buffers are freed only when more than half the ring is used, and once per burst at most:
+        // so the device's cache lines are fetched for many buffers at once.
         let free = self.vring.queue().free_count();
         if free == 0 || (free < self.vring.size() / 2 && !self.has_looked) {
             self.has_looked = true;
@@ -175,8 +175,8 @@ impl NetDriverTx {
         self.slab.next_free().map(Buffer::slice)
     }
 
-    /// Sends the buffer that [`Self::room`] has lent: `len` bytes of it, the header included.
-    /// False: no room.
+    /// Sends the first `len` bytes of the buffer from [`Self::room`], header included. False: the
+    /// ring is full.
     #[inline]
     pub fn send_filled(&mut self, len: u32) -> bool {
         let Some(buffer) = self.slab.next_free() else { return false };
@@ -194,7 +194,7 @@ impl NetDriverTx {
         self.counters.bytes += frame_len as u64;
     }
 
-    /// Bytes of header and frame together.
+    /// Bytes of header and frame together; fails if no buffer is so large.
     fn check(&self, frame_len: usize) -> Result<u32, DriverError> {
         let max = self.slab.size();
         let len = frame_len.saturating_add(self.header_size);
@@ -202,7 +202,7 @@ impl NetDriverTx {
         fits.ok_or(DriverError::TooLong { len, max: max as usize })
     }
 
-    /// Frees the buffers of frames that the device has sent. Returns how many.
+    /// Frees the buffers of frames that the device has sent. Returns their number.
     pub fn reclaim(&mut self) -> u16 {
         let mut count = 0;
         while let Some((head, _)) = self.vring.queue().take_used() {
@@ -210,22 +210,22 @@ impl NetDriverTx {
             count += 1;
         }
         if count > 0 {
-            // Keep used_event at an index that has passed, so that no call is due until 32768
-            // buffers later.
+            // Keeps `used_event` at an index that has passed, so that no call is due within the
+            // next 32768 buffers.
             self.vring.queue().disable_notifications();
         }
         count
     }
 
-    /// Frames added and not yet freed.
+    /// How many frames were added and their buffers not freed.
     #[must_use]
     pub fn in_flight(&self) -> usize {
         self.slab.bound()
     }
 
-    /// Makes the frames that were added available. A kick that the device wants is sent, unless it
-    /// is to wait for more packets or time. `now_ns` is any clock's, of use for waiting kicks only.
-    /// True if a kick was sent.
+    /// Publishes the added frames. If the device wants a kick, sends it, or lets it wait for more
+    /// packets or time. `now_ns` is the time of any clock; only waiting kicks need it. Returns true
+    /// if a kick was sent.
     ///
     /// # Errors
     /// [`DriverError::System`].
@@ -258,13 +258,13 @@ impl NetDriverTx {
         owed.since_ns.saturating_add(u64::from(self.coalescing.delay_us_max) * 1000)
     }
 
-    /// When the kick that waits is due, by the clock of [`Self::publish`].
+    /// When the waiting kick is due, by the clock of [`Self::publish`]; `None`: no kick waits.
     #[must_use]
     pub fn kick_due_ns(&self) -> Option<u64> {
         self.owed.map(|owed| self.due_ns(owed))
     }
 
-    /// Sends the kick that waits, if there is one. True if it did.
+    /// Sends the waiting kick, if there is one. Returns true if it has.
     ///
     /// # Errors
     /// [`DriverError::System`].
@@ -276,8 +276,8 @@ impl NetDriverTx {
         Ok(true)
     }
 
-    /// Asks for a call when the device has sent something, and looks again. True: it has, do not
-    /// sleep. For a driver that sleeps with a full ring.
+    /// Asks for a call when the device has sent a frame, then looks at the ring. True: a frame was
+    /// sent already; do not sleep. For a driver that sleeps while its ring is full.
     pub fn enable_notifications(&mut self) -> bool {
         self.vring.queue().enable_notifications()
     }
@@ -287,7 +287,8 @@ impl NetDriverTx {
         self.vring.queue().disable_notifications();
     }
 
-    /// Sleeps until the device has sent something, then frees its buffers. Returns how many.
+    /// Sleeps until the device has sent a frame, then frees the buffers of sent frames. Returns
+    /// their number.
     ///
     /// # Errors
     /// [`DriverError::Timeout`], [`DriverError::LostCall`], [`DriverError::System`].

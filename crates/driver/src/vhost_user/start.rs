@@ -11,8 +11,8 @@ use manyring_wire::virtio::{
 use std::path::Path;
 use std::time::Duration;
 
-/// The features that say how rings are laid out, read and notified. A driver of ours that asks for
-/// one is there to use it: without the feature it would measure or test another ring.
+/// Features that decide how rings are laid out, read and notified. A driver that asks for one of
+/// them needs it: without the feature it would measure or test another kind of ring.
 const RINGS: u64 = VIRTIO_F_VERSION_1
     | VIRTIO_F_EVENT_IDX
     | VIRTIO_F_INDIRECT_DESC
@@ -20,8 +20,8 @@ const RINGS: u64 = VIRTIO_F_VERSION_1
     | VIRTIO_F_RING_PACKED;
 
 impl FrontEnd {
-    /// The features that the back-end at the socket `path` offers: for a client that is not ours
-    /// and says of none whether it was negotiated. Connects and leaves again.
+    /// The virtio features that the back-end at the socket `path` offers. For a foreign client that
+    /// does not report which features were negotiated. Connects and disconnects again.
     ///
     /// # Errors
     /// [`DriverError::Io`], or the socket's.
@@ -29,12 +29,12 @@ impl FrontEnd {
         Self::connect(path, max_wait)?.features()
     }
 
-    /// The start of every session: takes `features` and `protocol` as far as they are offered.
-    /// Returns the virtio features that were agreed on, `required` among them, and every feature of
-    /// the rings that `features` has.
+    /// Begins a session: negotiates those of `features` and `protocol` that are offered. Returns
+    /// the negotiated virtio features, which include `required` and every ring feature in
+    /// `features`.
     ///
     /// # Errors
-    /// [`DriverError::Features`] if one of those is not offered.
+    /// [`DriverError::Features`] if a required feature is not offered.
     pub fn negotiate(
         &mut self,
         features: u64,
@@ -54,7 +54,7 @@ impl FrontEnd {
         Ok(agreed)
     }
 
-    /// Gives the back-end all regions of `arena`, by one table.
+    /// Sends the back-end all regions of `arena`, in one table.
     ///
     /// # Errors
     /// See [`Self::features`].
@@ -62,11 +62,11 @@ impl FrontEnd {
         self.set_mem_table(&arena.table())
     }
 
-    /// Sets a ring up, from `base` on, and enables it.
+    /// Sets up a ring that starts at `base`, and enables it.
     ///
     /// # Errors
-    /// See [`Self::features`]; and [`DriverError::RingFeatures`], before anything is sent: the
-    /// back-end would read the ring by other rules than those that its driver half keeps.
+    /// See [`Self::features`]. [`DriverError::RingFeatures`], before anything is sent, if the
+    /// negotiated ring features are not those that the driver half of this ring uses.
     pub fn start_vring(
         &mut self,
         vring: &Virtqueue,

@@ -1,50 +1,50 @@
-//! How a command of the control queue can be wrong.
+//! The faults that a hostile command of the control queue can have.
 
 use manyring_wire::net::class;
 
-/// One way for a command to be wrong.
+/// One fault of a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum CtrlSpoil {
-    /// A command with nothing the device may write.
+    /// A command without a device-writable byte, so without a status.
     NoStatus,
     /// A status byte and no command.
     OnlyStatus,
     /// A chain of no bytes.
     Empty,
-    /// A room for the status of no bytes.
+    /// A descriptor of no bytes for the status.
     EmptyStatus,
     /// A class and no command.
     ClassAlone,
-    /// A class that there is not.
+    /// An unknown class.
     ClassUnknown,
-    /// A command that its class has not.
+    /// A command that its class does not have.
     CommandUnknown,
-    /// A receive mode without its value.
+    /// A receive mode command without its value.
     DataMissing,
-    /// A receive mode with a value of two bytes.
+    /// A receive mode command with a value of two bytes.
     DataLong,
     /// A command of 16 KiB.
     DataHuge,
     /// A MAC table of 2^32 - 1 entries.
     MacTableHuge,
-    /// A MAC table of one entry more than it holds.
+    /// A MAC table that claims one entry more than it has.
     MacTableShort,
-    /// A group's address for the device.
+    /// A multicast address for the device.
     MacMulticast,
-    /// No queue pairs.
+    /// A number of queue pairs of 0.
     PairsZero,
     /// More queue pairs than any device has.
     PairsTooMany,
     /// VLAN 4096.
     VlanTooLarge,
-    /// Offloads that there are not.
+    /// Unknown offload bits.
     OffloadsUnknown,
-    /// Coalescing of a virtqueue that there is not.
+    /// Coalescing for a virtqueue that the device does not have.
     QueueUnknown,
 }
 
 impl CtrlSpoil {
-    /// Every way.
+    /// Every fault.
     pub const ALL: [Self; 18] = [
         Self::NoStatus,
         Self::OnlyStatus,
@@ -66,13 +66,13 @@ impl CtrlSpoil {
         Self::QueueUnknown,
     ];
 
-    /// True if the chain has room for a status byte: the device answers `VIRTIO_NET_ERR`.
+    /// True if the chain has a byte for the status: the device then answers `VIRTIO_NET_ERR`.
     #[must_use]
     pub fn has_status(self) -> bool {
         !matches!(self, Self::NoStatus | Self::Empty | Self::EmptyStatus)
     }
 
-    /// Class, command and data.
+    /// The bytes of the command: class, command number and data.
     pub(super) fn command(self) -> Vec<u8> {
         match self {
             Self::OnlyStatus | Self::Empty => vec![],

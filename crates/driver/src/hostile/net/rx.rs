@@ -1,24 +1,24 @@
-//! How a buffer to receive into can be wrong.
+//! The faults that a hostile receive buffer can have.
 
-/// One way for a buffer to receive into to be wrong.
+/// One fault of a receive buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum RxSpoil {
-    /// A buffer the device may only read.
+    /// A device-readable buffer.
     ReadOnly,
-    /// A buffer the device may only read, before one that it may write.
+    /// A device-readable buffer before a device-writable one.
     ReadOnlyFirst,
     /// A buffer of no bytes.
     ZeroLength,
     /// A buffer of one byte.
     OneByte,
-    /// A buffer of 11 bytes, no room for a header.
+    /// A buffer of 11 bytes, too small for a header.
     ShorterThanHeader,
-    /// A buffer that holds a header and nothing else.
+    /// A buffer as large as a header, without a byte for a frame.
     HeaderAlone,
 }
 
 impl RxSpoil {
-    /// Every way.
+    /// Every fault.
     pub const ALL: [Self; 6] = [
         Self::ReadOnly,
         Self::ReadOnlyFirst,

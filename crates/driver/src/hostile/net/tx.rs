@@ -1,34 +1,34 @@
-//! How a frame that a driver sends can be wrong: headers that lie, chains that are no frame.
+//! The faults that a transmitted frame can have: false header fields, and chains that are no frame.
 
 use super::FRAME_SIZE;
 use manyring_wire::net::{HDR_F_NEEDS_CSUM, HDR_GSO_TCPV4, HDR_GSO_UDP_L4, RawNetHeader};
 
-/// One way for a frame that a driver sends to be wrong.
+/// One fault of a transmitted frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum TxSpoil {
-    /// Headers longer than the frame.
+    /// `hdr_len` longer than the frame.
     HdrLenPastEnd,
-    /// Segments of 0 bytes.
+    /// Segments of 0 bytes (`gso_size`).
     GsoSizeZero,
-    /// A segmentation type that there is not.
+    /// An unknown segmentation type.
     GsoUnknown,
     /// Segmentation without a partial checksum.
     GsoWithoutCsum,
-    /// ECN said of UDP.
+    /// The ECN flag with UDP segmentation.
     GsoUdpEcn,
-    /// A checksum that begins past the end.
+    /// A checksum area that begins behind the end of the frame.
     CsumStartPastEnd,
-    /// A checksum that goes past the end.
+    /// A checksum field behind the end of the frame.
     CsumOffsetPastEnd,
-    /// A checksum whose place is more than 16 bits away.
+    /// A checksum field whose offset does not fit 16 bits.
     CsumWraps,
-    /// A checksum in the Ethernet header.
+    /// A checksum field in the Ethernet header.
     CsumInEthernet,
-    /// A checksum in the IP header.
+    /// A checksum field in the IP header.
     CsumInNetwork,
-    /// A checksum in the ports of TCP.
+    /// A checksum field in the ports of TCP.
     CsumInPorts,
-    /// A chain of one descriptor of 11 bytes.
+    /// A chain of one descriptor of 11 bytes, too short for a header.
     ShortHeader,
     /// A chain of one descriptor: a header and no frame.
     HeaderAlone,
@@ -36,22 +36,22 @@ pub enum TxSpoil {
     EmptyFrame,
     /// A frame of one byte.
     OneByte,
-    /// A header in pieces of one byte.
+    /// A header in descriptors of one byte each.
     HeaderInPieces,
     /// A chain of one descriptor of no bytes.
     ZeroLength,
-    /// A chain with nothing the device may read.
+    /// A chain without a device-readable byte.
     OnlyWritable,
-    /// A frame, and something the device may write.
+    /// A frame, and a device-writable descriptor behind it.
     WritableToo,
     /// A frame of 70 KiB in one descriptor.
     TooLong,
-    /// A frame of 70 KiB in four.
+    /// A frame of 70 KiB in four descriptors.
     TooLongInPieces,
 }
 
 impl TxSpoil {
-    /// Every way.
+    /// Every fault.
     pub const ALL: [Self; 21] = [
         Self::HdrLenPastEnd,
         Self::GsoSizeZero,
@@ -76,7 +76,7 @@ impl TxSpoil {
         Self::TooLongInPieces,
     ];
 
-    /// True if the chain is in order and the header before the frame lies.
+    /// True if the chain itself is valid and the fault is in the header before the frame.
     #[must_use]
     pub fn is_header_lie(self) -> bool {
         matches!(
@@ -94,7 +94,7 @@ impl TxSpoil {
         )
     }
 
-    /// The header: of a frame of [`FRAME_SIZE`] bytes, and right unless it is to lie.
+    /// The header for a frame of [`FRAME_SIZE`] bytes: correct, unless the fault is in it.
     pub(super) fn header(self) -> RawNetHeader {
         let csum = RawNetHeader {
             flags: HDR_F_NEEDS_CSUM,
