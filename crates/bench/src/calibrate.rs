@@ -9,28 +9,28 @@ use serde::{Deserialize, Serialize};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-/// Medians in nanoseconds; `None` for a step that could not be measured on this machine.
+/// Median costs in nanoseconds; `None` for a step that could not be measured on this machine.
 #[derive(Clone, Copy, Debug, Default, Deserialize, Serialize)]
 pub(crate) struct Costs {
-    /// A cache line from one CPU to the other, one way.
+    /// Moving a cache line from one CPU to the other.
     pub(crate) line_ns: Option<u64>,
     /// From a write to an eventfd to the sleeper on the other CPU running.
     pub(crate) wake_ns: Option<u64>,
-    /// The write that wakes.
+    /// The write to the eventfd that wakes the sleeper.
     pub(crate) wake_write_ns: Option<u64>,
     /// The cheapest system call.
     pub(crate) syscall_ns: Option<u64>,
-    /// Copying 4 KiB that are in the cache.
+    /// Copying 4 KiB that lie in the cache.
     pub(crate) memcpy_4k_ns: Option<u64>,
     /// Writing a small frame to a tap that is a port of a bridge: the kernel takes it to the other
     /// port within the call.
     pub(crate) tap_write_ns: Option<u64>,
-    /// Reading it there.
+    /// Reading that small frame from the other tap.
     pub(crate) tap_read_ns: Option<u64>,
 }
 
 impl Costs {
-    /// Measures all that can be measured on these CPUs.
+    /// Measures all steps on the CPUs `one` and `other`.
     pub(crate) fn measure(one: usize, other: usize) -> Self {
         let steps = Calibration::measure(one, other);
         let tap = tap_costs().ok();
@@ -46,7 +46,7 @@ impl Costs {
         }
     }
 
-    /// Each step in words, with what it costs.
+    /// The name of each step, and its cost in nanoseconds.
     pub(crate) fn rows(&self) -> [(&'static str, Option<u64>); 7] {
         [
             ("a cache line from one CPU to the other, one way", self.line_ns),
@@ -65,17 +65,17 @@ const TRIPS: u64 = 1000;
 const BATCHES: usize = 21;
 /// Batches of [`line_now`].
 const BATCHES_NOW: usize = 5;
-/// Two threads that share a CPU all the same would take turns for minutes.
+/// Longest wait for a round trip: two threads that must share a CPU would take turns for minutes.
 const TIMEOUT: Duration = Duration::from_millis(200);
 
-/// Nanoseconds that a cache line needs from one CPU to the other at present, as [`Costs::line_ns`].
-/// The measurement takes a few milliseconds.
+/// Nanoseconds that a cache line needs now from one CPU to the other, as [`Costs::line_ns`]. The
+/// measurement takes a few milliseconds.
 pub(crate) fn line_now(one: usize, other: usize) -> Option<u64> {
     line(one, other, BATCHES_NOW)
 }
 
-/// Half of a round trip of a counter between two CPUs. `None`: there is only one CPU, or the other
-/// thread does not answer.
+/// Half of a counter's round trip between two CPUs, in nanoseconds. `None`: there is only one CPU,
+/// or the other thread does not answer.
 fn line(one: usize, other: usize, batches: usize) -> Option<u64> {
     let cpus = std::thread::available_parallelism().map_or(1, usize::from);
     if one == other || cpus < 2 {
@@ -109,13 +109,14 @@ fn line(one: usize, other: usize, batches: usize) -> Option<u64> {
             times
         });
         let times = trips.join().ok()?;
-        // Others may run in the place of a thread in most of them: the least was not held up.
+        // In most batches another program may have interrupted a thread: the shortest was not
+        // interrupted.
         let least = times.iter().min()?;
         u64::try_from(least.as_nanos()).ok().map(|ns| ns / TRIPS / 2)
     })
 }
 
-/// Waits for the answer, but not for a thread that does not run.
+/// Waits for the answer `number`. False: the other thread does not answer, so it does not run.
 fn await_answer(back: &AtomicU64, number: u64) -> bool {
     for _ in 0..1_000_000 {
         if back.load(Ordering::Acquire) == number {

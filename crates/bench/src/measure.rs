@@ -23,14 +23,15 @@ pub(crate) fn own_cpu_seconds() -> f64 {
     Duration::try_from(time).unwrap_or_default().as_secs_f64()
 }
 
-/// CPU seconds that all CPUs were busy so far, of whatever program; stolen ones as well.
+/// CPU seconds that all CPUs have been busy so far, with any program; includes stolen time.
 #[allow(clippy::cast_precision_loss, reason = "ticks since the system began")]
 pub(crate) fn busy_seconds() -> f64 {
     let text = std::fs::read_to_string("/proc/stat").unwrap_or_default();
     busy_ticks(&text) as f64 / rustix::param::clock_ticks_per_second() as f64
 }
 
-/// The first line of `/proc/stat` without idle and waiting; guests are counted twice there.
+/// Clock ticks in the first line of `/proc/stat`, without idle and I/O wait. The line counts guests
+/// twice.
 fn busy_ticks(stat: &str) -> u64 {
     let fields = stat.lines().next().into_iter().flat_map(|line| line.split_whitespace().skip(1));
     let ticks = fields.take(8).map(|field| field.parse::<u64>().unwrap_or(0));
@@ -58,20 +59,20 @@ impl MeasureTime {
         self.at.saturating_duration_since(earlier.at)
     }
 
-    /// The time that the client waited for a CPU between the two moments.
+    /// How long the client waited for a CPU between `earlier` and this moment.
     pub(crate) fn own_delay_since(self, earlier: Self) -> Duration {
         self.own.saturating_sub(earlier.own)
     }
 
-    /// The time in between in which neither client nor worker waited.
+    /// The time since `earlier` in which neither the client nor the worker waited for a CPU.
     pub(crate) fn since_without_delay(self, earlier: Self) -> Duration {
         let worker = self.worker.saturating_sub(earlier.worker);
         self.since(earlier).saturating_sub(self.own_delay_since(earlier)).saturating_sub(worker)
     }
 }
 
-/// How long two threads have been ready to run and had to wait, again and again: the files stay
-/// open.
+/// How long two threads were ready to run and had to wait so far. The files stay open, so that it
+/// can be read often.
 #[derive(Debug)]
 pub(crate) struct RunDelay {
     own: Option<File>,
@@ -84,7 +85,7 @@ impl RunDelay {
         Self { own: File::open("/proc/thread-self/schedstat").ok(), worker: None }
     }
 
-    /// From now on that of a worker of the daemon as well.
+    /// Adds the run delay of the daemon's worker from now on.
     pub(crate) fn add_worker(&mut self, daemon: u32) {
         let threads = std::fs::read_dir(format!("/proc/{daemon}/task")).into_iter().flatten();
         let worker = threads.flatten().map(|thread| thread.path()).find(|thread| {
@@ -94,7 +95,7 @@ impl RunDelay {
         self.worker = worker.and_then(|thread| File::open(thread.join("schedstat")).ok());
     }
 
-    /// The time and the delays now.
+    /// The time, and both run delays, at this moment.
     pub(crate) fn now(&self) -> MeasureTime {
         MeasureTime {
             at: now(),
@@ -111,54 +112,54 @@ fn delay(schedstat: Option<&File>) -> Duration {
     Duration::from_nanos(run_delay_ns(std::str::from_utf8(&bytes[..len]).unwrap_or_default()))
 }
 
-/// The second number of `schedstat`.
+/// The second number of a `schedstat` file: nanoseconds of run delay.
 fn run_delay_ns(schedstat: &str) -> u64 {
     let field = schedstat.split_whitespace().nth(1);
     field.and_then(|field| field.parse().ok()).unwrap_or(0)
 }
 
-/// Runs the calling thread, and those it starts later, on one CPU.
+/// Restricts the calling thread, and threads that it starts later, to one CPU.
 pub(crate) fn pin(cpu: usize) -> Result<(), rustix::io::Errno> {
     rustix::thread::sched_setaffinity(None, &Affinity::one(cpu).0)
 }
 
-/// CPUs that a thread, and all it starts, may run on.
+/// A set of CPUs for a thread and all threads that it starts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Affinity(CpuSet);
 
 impl Affinity {
-    /// Those of the calling thread.
+    /// The CPUs of the calling thread.
     pub(crate) fn current() -> Self {
         Self(rustix::thread::sched_getaffinity(None).unwrap_or_default())
     }
 
-    /// Those of another program's first thread; none if there is no such program.
+    /// The CPUs of another program's first thread; empty if there is no such program.
     #[cfg(test)]
     pub(crate) fn of(pid: u32) -> Self {
         let pid = i32::try_from(pid).ok().and_then(Pid::from_raw);
         Self(rustix::thread::sched_getaffinity(pid).unwrap_or_default())
     }
 
-    /// A single one.
+    /// A set of one CPU.
     pub(crate) fn one(cpu: usize) -> Self {
         let mut set = CpuSet::new();
         set.set(cpu);
         Self(set)
     }
 
-    /// The `number`th of them, round and round.
+    /// The CPU at index `number` of the set, modulo its size.
     pub(crate) fn nth(&self, number: usize) -> Self {
         let cpus: Vec<usize> = (0..CpuSet::MAX_CPU).filter(|&cpu| self.0.is_set(cpu)).collect();
         if cpus.is_empty() { self.clone() } else { Self::one(cpus[number % cpus.len()]) }
     }
 
-    /// Moves a thread of another program there, where that can be.
+    /// Moves a thread of another program to these CPUs, if that is possible.
     pub(crate) fn apply_to(&self, thread: Pid) {
         let _ = rustix::thread::sched_setaffinity(Some(thread), &self.0);
     }
 
-    /// Moves the calling thread there. Where that cannot be, it stays: the ratios of one run are
-    /// fair all the same, and a machine with one CPU can run every scenario.
+    /// Moves the calling thread to these CPUs. If that fails, the thread stays where it is: the
+    /// ratios of one run are still fair, and a machine with one CPU can run every scenario.
     pub(crate) fn apply(&self) {
         let _ = rustix::thread::sched_setaffinity(None, &self.0);
     }
@@ -182,15 +183,15 @@ pub(crate) fn machine() -> String {
 pub(crate) struct Calibration {
     /// From a write to an eventfd to the sleeper on the other CPU running.
     pub(crate) wake_ns: u64,
-    /// The write that wakes.
+    /// The write to the eventfd that wakes the sleeper.
     pub(crate) wake_write_ns: u64,
     /// The cheapest system call.
     pub(crate) syscall_ns: u64,
-    /// Copying 4 KiB that are in the cache.
+    /// Copying 4 KiB that lie in the cache.
     pub(crate) memcpy_4k_ns: u64,
 }
 
-/// Wakes that are measured.
+/// Number of wakes that are measured.
 const WAKES: usize = 200;
 
 impl Calibration {
@@ -239,7 +240,7 @@ pub(crate) fn median_ns(times: &mut [Duration]) -> u64 {
     u64::try_from(median.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// Wakes a sleeper over and over: median of the wake and of the write, in nanoseconds.
+/// Wakes a sleeper many times. Returns the median of the wake and of the write, in nanoseconds.
 fn wake(waker_cpu: usize, sleeper_cpu: usize) -> Result<(u64, u64), rustix::io::Errno> {
     let event = eventfd(0, EventfdFlags::CLOEXEC)?;
     let (sender, woken) = std::sync::mpsc::channel();
@@ -277,9 +278,9 @@ fn wake(waker_cpu: usize, sleeper_cpu: usize) -> Result<(u64, u64), rustix::io::
 #[derive(Clone, Debug)]
 pub(crate) struct Latencies(Histogram<u64>);
 
-/// Latencies up to that are the first step of a histogram.
+/// Upper bound of the first step of a histogram, in nanoseconds.
 const LATENCY_NS_FIRST: u64 = 100;
-/// Each step of a histogram to the one before it.
+/// Ratio of the bounds of neighbouring steps: the fourth root of 2.
 const STEP: f64 = 1.189_207_115;
 /// Longest latency that is told apart from longer ones, in nanoseconds: one minute.
 const LATENCY_NS_MAX: u64 = 60_000_000_000;
@@ -291,7 +292,7 @@ impl Latencies {
         Self(histogram.unwrap_or_else(|_| unreachable!("constant bounds")))
     }
 
-    /// One request took this long.
+    /// Records the latency of one request.
     #[inline]
     pub(crate) fn record(&mut self, latency: Duration) {
         self.0.saturating_record(u64::try_from(latency.as_nanos()).unwrap_or(u64::MAX));
@@ -301,12 +302,13 @@ impl Latencies {
         let _ = self.0.add(&other.0);
     }
 
-    /// Requests recorded.
+    /// Number of recorded requests.
     pub(crate) fn count(&self) -> u64 {
         self.0.len()
     }
 
-    /// How many requests took how long, in microseconds: four steps for each doubling.
+    /// The histogram: upper bound of each step in microseconds, and number of requests. A doubling
+    /// has four steps.
     pub(crate) fn histogram_us(&self) -> Vec<(f64, u64)> {
         let steps = self.0.iter_log(LATENCY_NS_FIRST, STEP);
         let counted =
@@ -316,7 +318,7 @@ impl Latencies {
         counted.filter(|(_, count)| *count > 0).map(in_us).collect()
     }
 
-    /// Microseconds that this share of the requests did not exceed.
+    /// The latency in microseconds that this share of the requests (0 to 1) did not exceed.
     #[allow(clippy::cast_precision_loss, reason = "two digits are kept")]
     pub(crate) fn quantile_us(&self, share: f64) -> f64 {
         self.0.value_at_quantile(share) as f64 / 1000.0

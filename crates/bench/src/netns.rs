@@ -8,19 +8,19 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 /// The tool that makes namespaces, and its package.
 pub(crate) const IP: (&str, &str) = ("ip", "iproute2");
-/// The network of a run: this, and the last number of an address.
+/// The first three numbers of all addresses of a run; the last one is the host number.
 const NETWORK: &str = "10.77.0.";
-/// The name of every namespace of a bench begins with this, before the id of its process.
+/// Prefix of the names of all namespaces of a bench; the id of its process follows.
 const PREFIX: &str = "manyring-bench-";
-/// Where namespaces lie.
+/// The folder in which namespaces have their files.
 const FOLDER: &str = "/run/netns";
-/// How TCP decides how much may be under way, in every namespace of a run. Many hosts choose `bbr`,
-/// which sends at a pace that it estimates once in a while: with that the estimate decides how much
-/// comes through, and not what lies between the two ends. This one has no pace, and is the only one
-/// that every kernel has and lets every namespace choose.
+/// The TCP congestion control in every namespace of a run. Many hosts choose `bbr`, which sends at
+/// a pace that it estimates from time to time: then the estimate would decide the throughput, not
+/// the path between the two ends. `reno` has no pace, and is the only one that every kernel has and
+/// permits in every namespace.
 const CONGESTION_CONTROL: &str = "reno";
 const CONGESTION_FILE: &str = "/proc/sys/net/ipv4/tcp_congestion_control";
-/// Runs so far: no namespace has the name of one before.
+/// Number of namespaces made so far, so that each one has a name of its own.
 static COUNT: AtomicU32 = AtomicU32::new(0);
 
 /// A network namespace of this process; removed on drop, with all that is in it.
@@ -30,7 +30,7 @@ pub(crate) struct Netns {
 }
 
 impl Netns {
-    /// An empty namespace, its loopback interface up.
+    /// Makes an empty namespace with its loopback interface up.
     pub(crate) fn new() -> Result<Self, String> {
         peer::find(IP).map_err(|e| e.to_string())?;
         let count = COUNT.fetch_add(1, Ordering::Relaxed);
@@ -46,18 +46,18 @@ impl Netns {
         Ok(space)
     }
 
-    /// Its name, for `ip netns exec`.
+    /// The name of the namespace, for `ip netns exec`.
     pub(crate) fn name(&self) -> &str {
         &self.name
     }
 
-    /// Its file.
+    /// The file of the namespace.
     pub(crate) fn path(&self) -> PathBuf {
         Path::new(FOLDER).join(&self.name)
     }
 
-    /// A tap that is up; with the address of this host number, if there is one. Programs join it
-    /// by its name.
+    /// Adds a tap that is up, with the address of host number `host` if that is given. Programs
+    /// attach to it by its name.
     pub(crate) fn add_tap(&self, name: &str, queues: u16, host: Option<u8>) -> Result<(), String> {
         let mut arguments = vec!["tuntap", "add", "dev", name, "mode", "tap", "vnet_hdr"];
         if queues > 1 {
@@ -71,12 +71,12 @@ impl Netns {
         self.ip(&["link", "set", name, "up"])
     }
 
-    /// Has each queue of a tap hold this many frames at most.
+    /// Sets how many frames each queue of a tap holds at most.
     pub(crate) fn set_length(&self, name: &str, frames: u16) -> Result<(), String> {
         self.ip(&["link", "set", name, "txqueuelen", &frames.to_string()])
     }
 
-    /// A bridge that is up.
+    /// Adds a bridge that is up.
     pub(crate) fn add_bridge(&self, name: &str) -> Result<(), String> {
         self.ip(&["link", "add", "name", name, "type", "bridge"])?;
         self.ip(&["link", "set", name, "up"])
@@ -87,8 +87,8 @@ impl Netns {
         self.ip(&["link", "set", "dev", name, "master", bridge])
     }
 
-    /// A pair of interfaces that are up, one here and one in another namespace, each with its name
-    /// and the address of its host number: what one side sends the other one receives.
+    /// Adds a pair of interfaces that are up: one in this namespace, one in another. Each gets a
+    /// name and the address of its host number. What is sent on one side is received on the other.
     pub(crate) fn add_veth(
         &self,
         (name, host): (&str, u8),
@@ -114,7 +114,7 @@ impl Netns {
         Ok(())
     }
 
-    /// A program that runs inside.
+    /// The command for a program that runs in the namespace.
     pub(crate) fn inside(&self, program: &Path) -> Command {
         let mut command = peer::apart(Path::new("ip"));
         command.args(["netns", "exec", &self.name]).arg(program);
@@ -134,7 +134,7 @@ impl Drop for Netns {
     }
 }
 
-/// Has a thread go into the namespace of this file, do something there, and end.
+/// Calls `there` on a thread that has entered the namespace of this file.
 pub(crate) fn visit<T: Send>(netns: &Path, there: impl FnOnce() -> T + Send) -> Result<T, String> {
     let file = std::fs::File::open(netns).map_err(|e| e.to_string())?;
     let enter = || {
@@ -148,7 +148,7 @@ pub(crate) fn visit<T: Send>(netns: &Path, there: impl FnOnce() -> T + Send) -> 
     })
 }
 
-/// Removes what benches have left that were killed.
+/// Removes the namespaces of benches that were killed.
 fn remove_abandoned() {
     for entry in std::fs::read_dir(FOLDER).into_iter().flatten().flatten() {
         let name = entry.file_name();
@@ -158,14 +158,14 @@ fn remove_abandoned() {
     }
 }
 
-/// True for a namespace of a bench that does not run any more.
+/// True for a namespace of a bench that no longer runs.
 fn is_abandoned(name: &str) -> bool {
     let pid = name.strip_prefix(PREFIX).and_then(|rest| rest.split_once('-'));
     let pid = pid.and_then(|(pid, _)| pid.parse::<u32>().ok());
     pid.is_some_and(|pid| !Path::new("/proc").join(pid.to_string()).exists())
 }
 
-/// The address of a host of a run.
+/// The address with this host number.
 pub(crate) fn address(host: u8) -> String {
     format!("{NETWORK}{host}")
 }

@@ -1,5 +1,5 @@
-//! The programs that are compared: started, watched, ended. Each comes from a Debian package, but
-//! for SPDK, which the user names.
+//! The programs that are compared: finds, starts and ends them. Each comes from a Debian package,
+//! except SPDK, whose path the user gives.
 
 pub(crate) mod spdk;
 pub(crate) mod testpmd;
@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-/// Longest time a back-end has to show its socket.
+/// Longest wait for a back-end's socket.
 const START: Duration = Duration::from_secs(10);
 /// Longest time a back-end is started again: what a process with an io_uring held, a file's lock
 /// among it, is let go of by the kernel only some time after the process has ended.
@@ -50,17 +50,17 @@ pub(crate) enum Peer {
 }
 
 impl Peer {
-    /// The peer that a party runs; `None` for one of our own programs, or a bare loop.
+    /// The peer that a party runs; `None` for our own programs and for bare loops.
     pub(crate) fn of_party(name: &str) -> Option<Self> {
         Self::value_variants().iter().find(|peer| name.starts_with(&peer.word())).copied()
     }
 
-    /// Its name on the command line.
+    /// The peer's name on the command line.
     pub(crate) fn word(self) -> String {
         self.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()
     }
 
-    /// The program and its Debian package; none for SPDK, which has no package.
+    /// The program and its Debian package; `None` for SPDK, which has no package.
     pub(crate) const fn program(self) -> Option<(&'static str, &'static str)> {
         match self {
             Self::QemuStorageDaemon => Some(("qemu-storage-daemon", "qemu-system-common")),
@@ -70,7 +70,7 @@ impl Peer {
         }
     }
 
-    /// Where its program lies; `spdk` is the path that the user gave for SPDK's.
+    /// Finds the peer's program; `spdk` is the path that the user gave for SPDK's.
     pub(crate) fn find(self, spdk: Option<&Path>) -> Result<PathBuf, PeerError> {
         match (self.program(), spdk) {
             (Some(program), _) => find(program),
@@ -80,14 +80,14 @@ impl Peer {
         }
     }
 
-    /// Where it lies; its bare name where it is missing, since it takes no part then.
+    /// The path of the program; its bare name if it is missing, since the peer takes no part then.
     pub(crate) fn path(self) -> PathBuf {
         let bare = || self.program().map_or_else(PathBuf::new, |(program, _)| program.into());
         self.find(None).unwrap_or_else(|_| bare())
     }
 }
 
-/// Where a program lies on the search path.
+/// Finds a program on the search path.
 pub(crate) fn find((program, package): (&'static str, &'static str)) -> Result<PathBuf, PeerError> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     std::env::split_paths(&path)
@@ -128,8 +128,8 @@ pub(crate) fn spawn(command: &mut Command, affinity: &Affinity) -> std::io::Resu
     Ok(child)
 }
 
-/// Starts a program on the CPUs of `affinity`. All that is measured starts here, and nothing does
-/// once the user has asked to stop.
+/// Starts a program on the CPUs of `affinity`. Everything that is measured starts here. Fails once
+/// the user has asked to stop.
 pub(crate) fn spawn_among_others(
     command: &mut Command,
     affinity: &Affinity,
@@ -149,9 +149,10 @@ const FAVOUR: i32 = -20;
 /// Longest time a program has to get its scheduling group.
 const GROUP: Duration = Duration::from_secs(10);
 
-/// Puts a program that is [`apart`] before all others: its nice value, which counts where the
-/// kernel has no scheduling groups or has them switched off, and its scheduling group. It has a
-/// group of its own once its `setsid` has run: until then a write would favour ours instead.
+/// Favours a program that is [`apart`] over all others: by its nice value, which counts where the
+/// kernel has no scheduling groups or has them switched off, and by the weight of its scheduling
+/// group. The program has a group of its own only after its `setsid`; a write before that would
+/// favour our group.
 fn favour(pid: u32) {
     let (task, start) = (pid.to_string(), now());
     // Its threads inherit the nice value, since it has none of them yet. Without the right to
@@ -181,7 +182,7 @@ fn scheduling_group(task: &str) -> Option<String> {
     Some(text.split_whitespace().next().unwrap_or_default().to_owned())
 }
 
-/// Starts a program that is [`apart`] and waits for its end; what it wrote.
+/// Starts a program that is [`apart`], waits for its end, and returns its output.
 pub(crate) fn output(command: &mut Command, affinity: &Affinity) -> Result<String, String> {
     command.stdout(Stdio::piped());
     let child = spawn(command, affinity).map_err(|error| error.to_string())?;
@@ -277,29 +278,29 @@ impl Server {
         text.trim().to_owned()
     }
 
-    /// Its process id.
+    /// The process id.
     pub(crate) fn id(&self) -> u32 {
         self.child.id()
     }
 
-    /// Stops all its threads until they are told to [go on](Self::go_on).
+    /// Stops all threads of the process until [`Self::go_on`].
     pub(crate) fn pause(&self) {
         self.signal(Signal::STOP);
     }
 
-    /// Lets its threads run on.
+    /// Lets the stopped threads run on.
     pub(crate) fn go_on(&self) {
         self.signal(Signal::CONT);
     }
 
-    /// Our own child that nobody has waited for: its number is not another process's.
+    /// Sends a signal. The process is our child and was not waited for, so its id was not reused.
     fn signal(&self, signal: Signal) {
         if let Some(pid) = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw) {
             let _ = kill_process(pid, signal);
         }
     }
 
-    /// Seconds that its threads were ready to run and another program ran instead.
+    /// Seconds that the process's threads were ready to run while other programs ran.
     pub(crate) fn waited_seconds(&self) -> f64 {
         let tasks = std::fs::read_dir(format!("/proc/{}/task", self.child.id()));
         let names =
@@ -307,7 +308,7 @@ impl Server {
         names.map(|name| waited_seconds(&name)).sum()
     }
 
-    /// CPU seconds it has used so far: of user and of system.
+    /// CPU seconds, of user and system, that the process has used so far.
     pub(crate) fn cpu_seconds(&self) -> f64 {
         cpu_seconds(&self.child)
     }
@@ -342,12 +343,12 @@ pub(crate) fn place(pid: u32, place: impl Fn(usize) -> Affinity) {
     }
 }
 
-/// The number behind the last dash of a thread's name; 0 if there is no number.
+/// The number behind the last dash of a thread's name; 0 without a number.
 fn number_of(name: &str) -> usize {
     name.trim().rsplit_once('-').and_then(|(_, number)| number.parse().ok()).unwrap_or(0)
 }
 
-/// The first number of `schedstat`: nanoseconds on a CPU.
+/// The first number of a `schedstat` file: nanoseconds that a thread has run.
 fn first_number(schedstat: &str) -> u64 {
     schedstat.split_whitespace().next().and_then(|field| field.parse().ok()).unwrap_or(0)
 }
@@ -364,7 +365,7 @@ pub(crate) fn ended_cpu_seconds() -> f64 {
     cpu_seconds_of(&stat, USED_BY_CHILDREN, rustix::param::clock_ticks_per_second())
 }
 
-/// Where the two times of a process lie behind its name, and those of its children.
+/// Offsets, counted in fields behind the name, of a process's two CPU times and of its children's.
 const USED: usize = 11;
 const USED_BY_CHILDREN: usize = 13;
 

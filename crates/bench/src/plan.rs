@@ -2,17 +2,17 @@
 
 /// Rounds of each cell, unless the user asks for other ones or there is no time for them.
 pub(crate) const ROUNDS: usize = 5;
-/// Seconds that `run` may plan for: the rest of half an hour is for runs that are repeated.
+/// Seconds that `run` may plan for; the rest of half an hour is left for repeated runs.
 pub(crate) const BUDGET: f64 = 28.0 * 60.0;
 
 /// The time that a scenario needs.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Cost {
-    /// Seconds before the first round: a file that is written, a program that is booted.
+    /// Seconds before the first round, for example to write a file or boot a program.
     pub(crate) setup: f64,
-    /// Runs of one round: every party of every cell.
+    /// Number of runs in a round: every party of every cell.
     pub(crate) runs: f64,
-    /// Seconds of a run beside those that are measured: programs start, and end.
+    /// Seconds of a run that are not measured, for programs to start and end.
     pub(crate) each: f64,
 }
 
@@ -24,14 +24,14 @@ impl Cost {
     }
 }
 
-/// The most rounds, from [`ROUNDS`] down to one, with which all of these fit into `budget` seconds.
-/// It is one where not even that fits.
+/// The most rounds, from [`ROUNDS`] down to 1, that fit into `budget` seconds for all scenarios
+/// together. 1 also if not even one round fits.
 pub(crate) fn rounds(costs: &[Cost], run: f64, budget: f64) -> usize {
     let all = |rounds: usize| costs.iter().map(|cost| cost.seconds(rounds, run)).sum::<f64>();
     (1..=ROUNDS).rev().find(|rounds| all(*rounds) <= budget).unwrap_or(1)
 }
 
-/// A time for people: `40 s`, `12 min`.
+/// A duration for people: `40 s`, `12 min`.
 pub(crate) fn about(seconds: f64) -> String {
     if seconds < 90.0 {
         format!("{:.0} s", seconds.max(0.0))

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-/// Set by the first signal to end.
+/// Set by the first signal that asks this process to end.
 static STOP: AtomicBool = AtomicBool::new(false);
 static STATE: Mutex<State> = Mutex::new(State { shown: None, left_out: Vec::new() });
 
@@ -23,9 +23,9 @@ fn state() -> MutexGuard<'static, State> {
     STATE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// From now on the first signal to end lets the run that is under way come to its end and starts
-/// no other one, so that all that was made for it is removed; the second ends this process, and
-/// with it all that it has started.
+/// Handles signals to end from now on. The first one lets the current run finish and starts no
+/// other, so that everything made for the run is removed. The second one ends this process and all
+/// that it has started.
 ///
 /// # Errors
 /// The handlers cannot be installed.
@@ -45,7 +45,7 @@ pub(crate) fn on_signals() -> Result<(), String> {
     Ok(())
 }
 
-/// Somebody has asked us to stop.
+/// True if the user has asked us to stop.
 pub(crate) fn is_stopped() -> bool {
     STOP.load(Ordering::Relaxed)
 }
@@ -63,45 +63,45 @@ pub(crate) fn left_out() -> Vec<String> {
     state().left_out.clone()
 }
 
-/// A scenario begins; `number` is the user's, from 1. Its cells are shown until [`end`].
+/// Notes that a scenario begins. `number` is its place in the run, from 1, and the number of
+/// scenarios.
 pub(crate) fn begin(scenario: &'static str, number: (usize, usize), planned: f64, after: f64) {
     state().shown = Some(Shown { scenario, number, planned, after, began: now() });
 }
 
-/// A cell begins.
+/// Notes that a cell begins, and shows it.
 pub(crate) fn cell(name: &str) {
     let state = state();
     let Some(shown) = &state.shown else { return };
     let line = shown.line(name, shown.began.elapsed().as_secs_f64());
     let mut stderr = std::io::stderr().lock();
-    // A terminal keeps one line; a log keeps them all.
+    // On a terminal each cell replaces the line before; a log keeps all lines.
     let is_terminal = std::io::stderr().is_terminal();
     let (start, end) = if is_terminal { ("\r\x1b[K", "") } else { ("", "\n") };
     let _ = write!(stderr, "{start}{line}{end}");
     let _ = stderr.flush();
 }
 
-/// The scenario has ended.
+/// Notes that the scenario has ended.
 pub(crate) fn end() {
     if state().shown.take().is_some() && std::io::stderr().is_terminal() {
         eprint!("\r\x1b[K");
     }
 }
 
-/// True if the scenario has taken all the time that was planned for it: a run that was disturbed
-/// is not tried again then.
+/// True if the scenario has used all its planned time. Disturbed runs are then not repeated.
 pub(crate) fn is_late() -> bool {
     let state = state();
     state.shown.as_ref().is_some_and(|shown| shown.began.elapsed().as_secs_f64() > shown.planned)
 }
 
-/// The scenario that runs, among how many.
+/// The current scenario, and its number among all.
 struct Shown {
     scenario: &'static str,
     number: (usize, usize),
-    /// Seconds planned for it.
+    /// Seconds planned for this scenario.
     planned: f64,
-    /// Seconds planned for those after it.
+    /// Seconds planned for the scenarios after it.
     after: f64,
     began: Instant,
 }

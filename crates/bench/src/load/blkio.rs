@@ -13,10 +13,10 @@ use rustix::io::Errno;
 use std::mem::MaybeUninit;
 use std::time::Instant;
 
-/// A polling client that finds nothing looks at the clock once in this many turns.
+/// Number of turns without an answer after which a polling client reads the clock.
 const IDLE_TURNS: u32 = 1024;
 
-/// Drives the back-end behind the options' socket.
+/// Puts load on the back-end at the socket of `options`.
 ///
 /// # Errors
 /// [`LoadError`] if the client cannot connect, or if a request fails or does not come back.
@@ -32,7 +32,7 @@ pub(crate) fn run(options: &LoadOptions) -> Result<LoadResult, LoadError> {
     result
 }
 
-/// Connects, starts the queues, and gives each its share of one memory region.
+/// Connects, starts the queues, and gives each queue a part of one memory region.
 fn connect(options: &LoadOptions) -> Result<(Blkio, Vec<Lane>), LoadError> {
     let failed = |step| {
         move |error: blkio::Error| LoadError::Client { step, problem: error.message().to_owned() }
@@ -79,12 +79,12 @@ fn connect(options: &LoadOptions) -> Result<(Blkio, Vec<Lane>), LoadError> {
     Ok((client, lanes))
 }
 
-/// A queue and what belongs to it.
+/// A queue of the client, with its memory.
 struct Lane {
     queue: Blkioq,
-    /// Address of its share of the memory region.
+    /// Address of the queue's part of the memory region.
     memory: usize,
-    /// Blocks of the disk, of the size of a request.
+    /// Size of the disk in blocks, each as large as a request.
     blocks: u64,
     random: Random,
     in_flight: usize,
@@ -110,7 +110,7 @@ impl Lane {
 /// The state of one client thread: its queues, and the times of their requests.
 struct ClientState<'a> {
     lanes: Vec<Lane>,
-    /// Completion fds of the lanes, for a client that sleeps over several.
+    /// Completion descriptors of the lanes, for a client that sleeps on several of them.
     fds: Vec<OwnedFd>,
     options: &'a LoadOptions,
     end: Instant,
@@ -133,7 +133,7 @@ impl<'a> ClientState<'a> {
         Ok(Self { lanes, fds, options, end, latencies, submitted, failed: None })
     }
 
-    /// Keeps every lane full until the end, then waits for what is in flight.
+    /// Keeps every lane full until the end of the load, then waits for the requests in flight.
     fn run(mut self) -> Result<Latencies, LoadError> {
         let options = self.options;
         self.submitted.fill(now());
@@ -158,7 +158,7 @@ impl<'a> ClientState<'a> {
             }
             idle_turns = idle_turns.wrapping_add(1);
             if !self.fds.is_empty() {
-                // Each lane is looked at once more after it has asked.
+                // After it has asked for a call, the client looks at each lane once more.
                 if is_called {
                     self.sleep(last)?;
                 }
@@ -174,7 +174,8 @@ impl<'a> ClientState<'a> {
         }
     }
 
-    /// Collects what has come back on one lane and submits as much. False: nothing had.
+    /// Collects the answers of one lane and submits as many new requests. False: there was no
+    /// answer.
     #[inline]
     fn turn(
         &mut self,
@@ -199,7 +200,7 @@ impl<'a> ClientState<'a> {
                 return Err(LoadError::Client { step: "request", problem });
             }
         };
-        // The clock is read once for all that came back together.
+        // The clock is read once for all answers of a turn.
         *last = now();
         let base = index * self.options.depth;
         for slot in &slots[..count] {
@@ -221,8 +222,8 @@ impl<'a> ClientState<'a> {
         Ok(true)
     }
 
-    /// Asks to be called, or not, where this client sleeps over several lanes. It asks before it
-    /// sleeps and not while it looks, as one does that has a single lane and sleeps in the library.
+    /// Switches completion calls on or off, for a client that sleeps on several lanes. It asks for
+    /// calls only before it sleeps, as a client with a single lane does inside the library.
     fn ask_for_calls(&mut self, is_called: bool) {
         if !self.fds.is_empty() {
             for lane in &mut self.lanes {

@@ -7,10 +7,10 @@ use crate::measure::{Latencies, now, pin};
 use manyring_driver::{BlkDriver, BlkDriverOptions, BlkDriverQueue, DriverOp};
 use std::time::Instant;
 
-/// A polling client that finds nothing looks at the clock once in this many turns.
+/// Number of turns without an answer after which a polling client reads the clock.
 const IDLE_TURNS: u32 = 1024;
 
-/// Drives the back-end behind the options' socket.
+/// Puts load on the back-end at the socket of `options`.
 ///
 /// # Errors
 /// [`LoadError`] if the client cannot connect, or if a request fails or does not come back.
@@ -29,7 +29,7 @@ pub(crate) fn run(options: &LoadOptions) -> Result<LoadResult, LoadError> {
     timed(options, lanes, |lanes, end| drive(lanes, options, end))
 }
 
-/// Entries of the largest ring that is used here.
+/// Most entries of a ring.
 const RING_MAX: usize = 1024;
 
 fn connect(options: &LoadOptions) -> Result<BlkDriver, LoadError> {
@@ -68,7 +68,7 @@ fn failed(error: manyring_driver::DriverError) -> LoadError {
     LoadError::Client { step: "request", problem: error.to_string() }
 }
 
-/// Keeps the lanes full until the end, then waits for what is in flight.
+/// Keeps the lanes full until the end of the load, then waits for the requests in flight.
 fn drive(
     mut lanes: Vec<Lane<BlkDriverQueue>>,
     options: &LoadOptions,
@@ -103,7 +103,7 @@ fn drive(
     seen.result()
 }
 
-/// Collects what has come back on one lane and submits as much. False: nothing had.
+/// Collects the answers of one lane and submits as many new requests. False: there was no answer.
 #[inline]
 fn turn(
     lane: &mut Lane<BlkDriverQueue>,
@@ -121,7 +121,7 @@ fn turn(
     } else {
         lane.queue.wait(STUCK).map_err(failed)?
     };
-    // The clock is read once for all that came back together.
+    // The clock is read once for all answers of a turn.
     seen.last = now();
     let mut next = Some(first);
     while let Some(done) = next {

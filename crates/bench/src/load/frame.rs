@@ -34,21 +34,21 @@ impl FlowKind {
     }
 }
 
-/// A packet over IPv4 to nobody.
+/// A frame with an IPv4 packet for an address that nobody has.
 pub(super) struct FlowFrame {
     flow: FlowKind,
     bytes: Vec<u8>,
     number: u16,
 }
 
-/// Where the IPv4 header lies, and the header of UDP or TCP, which begins with its source port.
+/// Offset of the IPv4 header, and of the UDP or TCP header, which begins with the source port.
 const IP_AT: usize = 14;
 const PORT_AT: usize = 34;
 /// Bytes of a TCP header.
 const TCP_SIZE: usize = 20;
 
 impl FlowFrame {
-    /// Ethernet, IPv4 and TCP headers, and a byte.
+    /// The smallest frame: Ethernet, IPv4 and TCP headers, and one byte.
     pub(super) const SIZE_MIN: usize = PORT_AT + TCP_SIZE + 1;
 
     /// A frame of `size` bytes.
@@ -77,7 +77,7 @@ impl FlowFrame {
         Self { flow, bytes, number: 0 }
     }
 
-    /// The header of the frame: a complete frame, or one whose checksum is left to the host.
+    /// The virtio header for the frame: it says whether the host must write the checksum.
     pub(super) fn header(&self) -> RawNetHeader {
         let offset = if self.flow.is_tcp() { 16 } else { 6 };
         match self.flow {
@@ -91,8 +91,8 @@ impl FlowFrame {
         }
     }
 
-    /// The next one: of the next flow, or of the same. Packets that are not cut may all have the
-    /// same identification.
+    /// The next frame, which belongs to the next flow or to the same one. All packets may have the
+    /// same identification, because they are never cut.
     #[inline]
     pub(super) fn next(&mut self) -> &[u8] {
         self.number = self.number.wrapping_add(1);

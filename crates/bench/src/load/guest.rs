@@ -92,26 +92,26 @@ impl GuestArgs {
     }
 }
 
-/// The results of a guest while it was measured.
+/// The results of a guest over the measured time.
 #[derive(Clone, Copy, Debug, Deserialize, Serialize)]
 pub(crate) struct GuestResult {
-    /// Requests or frames that came back; of the floods, the kicks or messages.
+    /// Number of requests or frames that came back; for a flood, of kicks or messages sent.
     pub(crate) count: u64,
-    /// How long it was measured.
+    /// Seconds that were measured.
     pub(crate) seconds: f64,
-    /// Half of the requests took no longer, without what guest and worker waited for a CPU.
+    /// Median latency, without the time that guest and worker waited for a CPU.
     pub(crate) p50_us: f64,
-    /// 99 of 100 requests took no longer, without what guest and worker waited for a CPU.
+    /// 99th percentile of the latencies, without the time that guest and worker waited for a CPU.
     pub(crate) p99_us: f64,
-    /// No request took longer, without what guest and worker waited for a CPU.
+    /// Largest latency, without the time that guest and worker waited for a CPU.
     pub(crate) max_us: f64,
-    /// 99 of 100 requests took no longer by the clock.
+    /// 99th percentile of the latencies by the clock.
     pub(crate) p99_clock_us: f64,
-    /// Seconds that its thread was ready to run and did not.
+    /// Seconds that the guest's thread was ready to run and did not run.
     pub(crate) waited_seconds: f64,
 }
 
-/// A guest at work. A turn sleeps until something has come back, counts it, and asks for as much
+/// A guest under load. A turn sleeps until something has come back, counts it, and submits as much
 /// again.
 trait Guest {
     fn turn(&mut self, watch: &mut Watch) -> Result<(), LoadError>;
@@ -148,11 +148,11 @@ pub(crate) fn run(args: &GuestArgs) -> Result<GuestResult, LoadError> {
     Ok(watch.result())
 }
 
-/// Phases of a guest: it warms up, it is measured, it ends.
+/// Phases of a guest after its warm-up: `MEASURED`, then `ENDED`.
 const MEASURED: u8 = 1;
 const ENDED: u8 = 2;
 
-/// A thread takes the orders. The phase they have come to; the end of the input ends the guest.
+/// Starts a thread that reads orders and stores the phase. The end of its input ends the guest.
 fn listen() -> Result<Arc<AtomicU8>, LoadError> {
     let phase = Arc::new(AtomicU8::new(0));
     let told = phase.clone();
@@ -175,7 +175,7 @@ struct Watch {
     /// When the measurement began.
     began: Option<MeasureTime>,
     count: u64,
-    /// Latencies without the run delays of this thread and of the worker, and by the clock.
+    /// Latencies without the run delays of this thread and of the worker; then those by the clock.
     latencies: Latencies,
     by_clock: Latencies,
 }
@@ -187,13 +187,13 @@ impl Watch {
         Self { delay, now, began: None, count: 0, by_clock: latencies.clone(), latencies }
     }
 
-    /// Reads the clock: once for all that came back together.
+    /// Reads the clock, once for everything that came back together.
     fn tick(&mut self) -> MeasureTime {
         self.now = self.delay.now();
         self.now
     }
 
-    /// A request that was sent at this moment is back now.
+    /// Records that a request which was sent at `sent` is back now.
     fn is_back(&mut self, sent: MeasureTime) {
         if self.began.is_some() {
             self.count += 1;
@@ -202,12 +202,12 @@ impl Watch {
         }
     }
 
-    /// Counts things that were done and have no latency.
+    /// Counts events without a latency.
     fn add(&mut self, count: u64) {
         self.count += if self.began.is_some() { count } else { 0 };
     }
 
-    /// Goes by the phase. False: the guest ends.
+    /// Follows the phase: begins or ends the measurement. False: the guest ends.
     fn follow(&mut self, phase: u8) -> bool {
         if phase >= MEASURED && self.began.is_none() {
             self.began = Some(self.tick());
@@ -234,10 +234,10 @@ fn failed(error: DriverError) -> LoadError {
     LoadError::Client { step: "guest", problem: error.to_string() }
 }
 
-/// Bytes of its disk that a guest reads from: more than a cache holds of several guests.
+/// Bytes of the disk that a guest reads from: for several guests, more than a cache holds.
 const SPAN: u64 = 16 << 20;
 
-/// Reads at random.
+/// A guest that reads at random.
 struct Reader {
     queue: BlkDriverQueue,
     /// The session, which ends when this is dropped.
@@ -268,8 +268,8 @@ impl Reader {
         Ok(reader)
     }
 
-    /// Writes all that will be read: pages that were never written are all the same one, which is
-    /// always in the cache.
+    /// Writes all blocks that will be read. Pages that were never written all are the same zero
+    /// page, which would always be in the cache.
     fn fill(&mut self) -> Result<(), LoadError> {
         let (mut sector, step) = (0, u64::from(self.size / 512));
         while sector < SPAN / 512 {
@@ -285,7 +285,7 @@ impl Reader {
         self.drain()
     }
 
-    /// Waits for all that is in flight.
+    /// Waits for all requests in flight.
     fn drain(&mut self) -> Result<(), LoadError> {
         while self.queue.in_flight() > 0 {
             check(self.queue.wait(STUCK).map_err(failed)?)?;
@@ -344,10 +344,10 @@ fn first_pair(driver: &mut NetDriver) -> Result<&mut NetPair, LoadError> {
     driver.pairs.first_mut().ok_or(LoadError::Options("a network device without a pair"))
 }
 
-/// Receives. A "request" of it is a buffer: from when the device has it until a frame is in it.
+/// A guest that receives. It counts as a request the time in which the device has one buffer.
 struct Receiver {
     driver: NetDriver,
-    /// When each buffer was given to the device, in its order.
+    /// When each buffer was given to the device, the oldest first.
     given: VecDeque<MeasureTime>,
 }
 
@@ -374,12 +374,13 @@ impl Guest for Receiver {
     }
 }
 
-/// Sends. A "request" of it is a frame: from when the device has it until its buffer is back.
+/// A guest that sends. It counts as a request the time from a frame's send until its buffer is
+/// free.
 struct FrameSender {
     driver: NetDriver,
     frame: FlowFrame,
     depth: usize,
-    /// When each frame was sent, in their order.
+    /// When each frame was sent, the oldest first.
     sent: VecDeque<MeasureTime>,
 }
 
@@ -389,7 +390,7 @@ impl FrameSender {
         if !(FlowFrame::SIZE_MIN..=FRAME_MAX).contains(&size) {
             return Err(LoadError::Options("frames of 42 to 1500 bytes"));
         }
-        // The ring is never half full: the driver takes nothing back but when it is asked to.
+        // The ring never gets half full, so the driver frees buffers only when it is asked to.
         let driver = connect_net(args, args.depth.next_power_of_two().saturating_mul(4))?;
         let (frame, depth) = (FlowFrame::new(FlowKind::Apart, size), args.depth.into());
         Ok(Self { driver, frame, depth, sent: VecDeque::new() })

@@ -1,15 +1,15 @@
-//! A queue that a generator keeps full of requests, and what is noted of them: the same for
-//! virtio's rings and Xen's.
+//! A queue that a generator keeps full of requests, and the times of these requests: the same code
+//! for virtio's rings and Xen's.
 
 use super::{LoadError, LoadOptions, LoadResult};
 use crate::measure::{Latencies, Random, now, own_cpu_seconds};
 use std::time::Instant;
 
-/// A queue and what belongs to it.
+/// A queue of a generator, with the state of its load.
 pub(super) struct Lane<Q> {
     pub(super) queue: Q,
     random: Random,
-    /// Blocks of the disk, of the size of a request.
+    /// Size of the disk in blocks, each as large as a request.
     blocks: u64,
     /// When each request was submitted, by tag.
     submitted: Vec<Instant>,
@@ -43,10 +43,10 @@ impl<Q> Lane<Q> {
         self.random.below(self.blocks) * (options.size as u64 / 512)
     }
 
-    /// Notes when a request was submitted; `None`: the ring had no room for it.
+    /// Notes when the request `tag` was submitted. `None`: the ring was full.
     ///
     /// # Errors
-    /// [`LoadError::Options`]: the ring had no room.
+    /// [`LoadError::Options`]: the ring was full.
     #[inline]
     pub(super) fn note(&mut self, tag: Option<u16>, at: Instant) -> Result<(), LoadError> {
         let full = LoadError::Options("depth exceeds what the ring can hold");
@@ -55,10 +55,10 @@ impl<Q> Lane<Q> {
     }
 }
 
-/// The results of one thread so far.
+/// The requests that one thread has seen complete so far.
 pub(super) struct Seen {
     latencies: Latencies,
-    /// When requests last came back: the clock is read once for all that came back together.
+    /// When the last answers came; the clock is read once for all answers of a turn.
     pub(super) last: Instant,
     pub(super) failures: u64,
     /// When the load ends.
@@ -66,18 +66,18 @@ pub(super) struct Seen {
 }
 
 impl Seen {
-    /// Nothing yet; the load ends at `end`.
+    /// No results yet, for a load that ends at `end`.
     pub(super) fn new(end: Instant) -> Self {
         Self { latencies: Latencies::new(), last: now(), failures: 0, end }
     }
 
-    /// True if further requests are to be submitted.
+    /// True if more requests are to be submitted.
     #[inline]
     pub(super) fn goes_on(&self) -> bool {
         self.last < self.end && self.failures == 0
     }
 
-    /// A request has come back at the time `last`.
+    /// Records that a request completed at the time `last`.
     #[inline]
     pub(super) fn answered<Q>(&mut self, lane: &Lane<Q>, tag: u16, is_ok: bool) {
         if !is_ok {
@@ -87,7 +87,7 @@ impl Seen {
         }
     }
 
-    /// The latencies of all requests.
+    /// The latencies of all completed requests.
     ///
     /// # Errors
     /// [`LoadError::Requests`]: some failed.
@@ -99,7 +99,7 @@ impl Seen {
     }
 }
 
-/// Drives the lanes, dealt to threads, until the end of the load, which `drive` is told.
+/// Deals the lanes to threads, and drives them by `drive` until the end of the load.
 ///
 /// # Errors
 /// As `drive`.

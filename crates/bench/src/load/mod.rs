@@ -115,9 +115,9 @@ pub(crate) struct LoadOptions {
     pub(crate) depth: usize,
     pub(crate) duration: Duration,
     pub(crate) poll: bool,
-    /// A client that sleeps waits for each call.
+    /// A sleeping client waits for the device's call for every answer.
     pub(crate) each_call: bool,
-    /// None: one for each queue.
+    /// Number of client threads; `None`: one for each queue.
     pub(crate) threads: Option<usize>,
     pub(crate) size: usize,
     pub(crate) rw: Rw,
@@ -147,7 +147,7 @@ impl LoadOptions {
         }
     }
 
-    /// Deals the queues to the threads, one each in turn.
+    /// Deals the queues to the threads in turn.
     fn deal<L>(&self, lanes: impl Iterator<Item = L>) -> Vec<Vec<L>> {
         let threads = self.threads.unwrap_or(self.queues).min(self.queues).max(1);
         let mut parties: Vec<Vec<L>> = (0..threads).map(|_| Vec::new()).collect();
@@ -158,20 +158,20 @@ impl LoadOptions {
     }
 }
 
-/// How long a socket is waited for that is not there yet, and the pause between two looks.
+/// Longest wait for a socket that does not exist yet; pause between two attempts.
 const SOCKET_TIMEOUT: Duration = Duration::from_secs(5);
 const SOCKET_PAUSE: Duration = Duration::from_millis(10);
 
 /// A request without an answer after this time counts as lost.
 const STUCK: Duration = Duration::from_secs(10);
 
-/// The latencies of all threads of a client, and the time that they waited for a CPU.
+/// The latencies of all threads of a client, and how long the threads waited for a CPU.
 pub(crate) struct Outcome {
     latencies: Latencies,
     waited_seconds: f64,
 }
 
-/// Runs each party on a thread of its own.
+/// Runs each party on a thread of its own, and collects the results.
 fn run_parties<P: Send>(
     parties: Vec<P>,
     run: impl Fn(P) -> Result<Latencies, LoadError> + Sync,
@@ -208,24 +208,24 @@ pub(crate) enum LoadError {
     Cpu { cpu: usize, errno: rustix::io::Errno },
 }
 
-/// The results of a client: rates and latencies.
+/// The results of a client: rate, latencies and CPU time.
 #[derive(Clone, Debug, Default, Deserialize, Serialize)]
 pub(crate) struct LoadResult {
     /// Requests that completed within the time.
     pub(crate) requests: u64,
-    /// The time.
+    /// Seconds that were measured.
     pub(crate) seconds: f64,
-    /// Requests in a second.
+    /// Requests per second.
     pub(crate) iops: f64,
-    /// Latencies in microseconds: half of the requests were at least as fast.
+    /// Median latency in microseconds.
     pub(crate) p50_us: f64,
-    /// 99 of 100 requests were at least as fast.
+    /// 99th percentile of the latencies in microseconds.
     pub(crate) p99_us: f64,
-    /// How many requests took how long, in microseconds.
+    /// Histogram of the latencies: a latency in microseconds, and the number of requests.
     pub(crate) latency_us: Vec<(f64, u64)>,
-    /// CPU seconds of this process.
+    /// CPU seconds that this process used.
     pub(crate) client_cpu_seconds: f64,
-    /// Seconds that its threads were ready to run and another program ran instead.
+    /// Seconds that its threads were ready to run while other programs ran.
     pub(crate) waited_seconds: f64,
     /// Seed of the random offsets.
     pub(crate) seed: u64,

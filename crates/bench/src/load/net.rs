@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-/// Frames of one turn of a queue, if nothing else was asked for.
+/// Most frames of one turn of a queue, by default.
 const BURST: usize = 64;
 /// Turns between two looks at the clock.
 const TURNS: u32 = 64;
@@ -99,21 +99,21 @@ impl NetLoadArgs {
 /// The results of a load of frames: counts, CPU time and notifications.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 pub(crate) struct NetLoadResult {
-    /// Frames that the device has taken or delivered.
+    /// Number of frames that the device has taken or delivered.
     pub(crate) packets: u64,
-    /// Their bytes.
+    /// Bytes of these frames.
     pub(crate) bytes: u64,
-    /// The time.
+    /// Seconds that were measured.
     pub(crate) seconds: f64,
-    /// Kicks sent, of refills as well.
+    /// Kicks sent, including those for refilled receive buffers.
     pub(crate) kicks: u64,
     /// Calls seen.
     pub(crate) calls: u64,
-    /// Times that frames or buffers were made available.
+    /// How many times frames or buffers were made available.
     pub(crate) bursts: u64,
-    /// CPU seconds of this process.
+    /// CPU seconds that this process used.
     pub(crate) client_cpu_seconds: f64,
-    /// Seconds that it was ready to run and another program ran instead.
+    /// Seconds that it was ready to run while another program ran.
     pub(crate) waited_seconds: f64,
 }
 
@@ -183,7 +183,7 @@ pub(crate) fn run(args: &NetLoadArgs) -> Result<NetLoadResult, LoadError> {
     Ok(result)
 }
 
-/// Adds the counts of a queue, without the frames that are still on their way.
+/// Adds the counters of a queue, without the frames that are still in flight.
 fn add(result: &mut NetLoadResult, counters: &NetCounters, in_flight: u64) {
     let packets = counters.packets.saturating_sub(in_flight);
     result.packets += packets;
@@ -212,7 +212,7 @@ fn connect(args: &NetLoadArgs) -> Result<NetDriver, LoadError> {
     connected.map_err(|e| LoadError::Client { step: "connect", problem: e.to_string() })
 }
 
-/// Keeps all pairs busy until the end; when that was.
+/// Keeps all pairs busy until `end`. Returns when it stopped.
 fn drive(pairs: &mut [NetPair], args: &NetLoadArgs, end: Instant) -> Result<Instant, DriverError> {
     let mut frame = FlowFrame::new(args.flow, args.size);
     loop {

@@ -23,17 +23,17 @@ use serde::Serialize;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Frames of a burst.
+/// Frames of one burst.
 const BURST: usize = 32;
-/// Bytes between two frames in memory.
+/// Bytes from one frame to the next in memory.
 const STEP: usize = 4096;
-/// Where a frame begins in its page.
+/// Offset of a frame in its page.
 const OFFSET: usize = 64;
 /// The protocol of the frames: one that nobody else uses.
 const ETHER_TYPE: u16 = 0x88b5;
 /// Bytes of a frame whose bytes are changed.
 const CHANGED_SIZE: usize = 1500;
-/// How long the pages of the sender may take to be registered, and a frame to arrive.
+/// Longest wait for the sender's pages to be registered, and for a frame to arrive.
 const TIMEOUT: Duration = Duration::from_secs(20);
 
 /// `manyring-bench load pages ..`
@@ -53,20 +53,20 @@ pub(crate) struct PagesArgs {
     frames: u64,
 }
 
-/// How many of the frames that were sent have arrived, and with which bytes.
+/// How many frames arrived, and which bytes they had.
 #[derive(Clone, Debug, Default, Serialize)]
 pub(crate) struct PagesResult {
     /// Frames with the bytes that were written before they were sent.
     before: u64,
-    /// Frames with the bytes that were written behind the call.
+    /// Frames with the bytes that were written after the send call had returned.
     behind: u64,
-    /// Frames with both.
+    /// Frames with bytes from before and from after the call.
     mixed: u64,
-    /// Frames with bytes that were written when the port was done.
+    /// Frames with bytes that were written after the port had reported them as sent.
     done: u64,
     /// Frames that did not arrive.
     lost: u64,
-    /// Bytes of a frame, and nanoseconds of CPU time of the sender that one takes.
+    /// For each frame size in bytes: the sender's CPU time per frame, in nanoseconds.
     frame_ns: Vec<(usize, u64)>,
 }
 
@@ -74,14 +74,14 @@ fn failed(step: &'static str, problem: impl std::fmt::Display) -> LoadError {
     LoadError::Client { step, problem: problem.to_string() }
 }
 
-/// The sender.
+/// A sender on one interface, with the memory of its frames.
 struct Sender {
     port: XdpPort,
     tx: Box<dyn PortTx>,
     memory: Arc<Mapping>,
     frames: Frames,
     done: Vec<Returned>,
-    /// Frames that the port has.
+    /// How many frames the port has not finished.
     out: u64,
 }
 
@@ -103,13 +103,12 @@ impl Sender {
         Ok(Self { port, tx, memory, frames, done: Vec::new(), out: 0 })
     }
 
-    /// Lays out `count` frames of `len` bytes.
+    /// Lays out `count` frames of `len` bytes in the sender's memory.
     fn lay_out(&mut self, count: usize, len: usize) -> Result<(), LoadError> {
         let size = u32::try_from(len).unwrap_or(0);
         let places: Vec<_> = (0..count).map(|n| ((n * STEP + OFFSET) as u64, size)).collect();
         let slices = match self.frames.payload(0) {
-            // The frames are laid out in the snapshot that they lie in now: the port has registered
-            // its pages.
+            // The frames stay in the snapshot of memory whose pages the port has registered.
             Some(payload) => {
                 let mut list = SliceList::new();
                 list.restart(payload.memory());
@@ -132,14 +131,14 @@ impl Sender {
         Ok(())
     }
 
-    /// Writes a frame.
+    /// Writes the bytes of frame `index`.
     fn fill(&self, index: usize, frame: &[u8]) {
         if let Some(slice) = self.memory.slice(index * STEP + OFFSET, frame.len()) {
             slice.write_from(frame);
         }
     }
 
-    /// Sends the burst; the port may have its frames when this returns.
+    /// Sends the burst. The port may still have its frames when this returns.
     fn send(&mut self) -> Result<(), LoadError> {
         let mut first = 0;
         let began = now();
@@ -166,7 +165,7 @@ impl Sender {
         self.out -= self.done.drain(..).count() as u64;
     }
 
-    /// Waits until the port has no frame.
+    /// Waits until the port has finished all frames.
     fn settle(&mut self) -> Result<(), LoadError> {
         let began = now();
         while self.out > 0 {
@@ -182,7 +181,7 @@ impl Sender {
     }
 }
 
-/// A frame from the sender to everybody whose payload is this byte.
+/// A broadcast frame of `len` bytes whose payload consists of `byte`.
 fn frame_of(len: usize, byte: u8) -> Vec<u8> {
     let mut frame = vec![byte; len];
     frame[..14].copy_from_slice(&[0xff; 14]);
@@ -191,7 +190,7 @@ fn frame_of(len: usize, byte: u8) -> Vec<u8> {
     frame
 }
 
-/// A socket that sees the frames of all interfaces.
+/// A packet socket that sees the frames of all interfaces.
 fn listener() -> Result<OwnedFd, LoadError> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let protocol = std::num::NonZeroU32::new(ETHER_TYPE.to_be().into()).map(Protocol::from_raw);

@@ -54,16 +54,16 @@ pub(crate) struct RrArgs {
     seconds: f64,
 }
 
-/// The results of a client of requests and responses.
+/// The results of a client: transactions, rate and latencies.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 pub(crate) struct RrResult {
-    /// Transactions.
+    /// Number of transactions.
     pub(crate) transactions: u64,
-    /// Transactions in a second.
+    /// Transactions per second.
     pub(crate) rate: f64,
-    /// Latencies in microseconds: half of the transactions were at least as fast.
+    /// Median latency in microseconds.
     pub(crate) p50_us: f64,
-    /// 99 of 100 were at least as fast.
+    /// 99th percentile of the latencies in microseconds.
     pub(crate) p99_us: f64,
 }
 
@@ -80,7 +80,7 @@ impl RrResult {
     }
 }
 
-/// A connection and the message that is coming.
+/// A connection, and the message that is being received on it.
 struct RrConnection {
     stream: TcpStream,
     message: Vec<u8>,
@@ -95,12 +95,12 @@ impl RrConnection {
         Ok(Self { stream, message: vec![0; size], len: 0, sent: now() })
     }
 
-    /// Sends a whole message; it is small enough for any send buffer.
+    /// Sends a whole message, which is small enough for any send buffer.
     fn send(&mut self) -> std::io::Result<()> {
         self.stream.write_all(&self.message)
     }
 
-    /// Asks: sends the request of this number.
+    /// Sends the request with this number.
     fn ask(&mut self, number: u64) -> std::io::Result<()> {
         for (word, chunk) in request(number).zip(self.message.chunks_mut(8)) {
             chunk.copy_from_slice(&word[..chunk.len()]);
@@ -108,13 +108,13 @@ impl RrConnection {
         self.send()
     }
 
-    /// Whether the message is the answer to the request of this number: the same bytes.
+    /// True if the message received is the answer to request `number`: the same bytes.
     fn is_answer(&self, number: u64) -> bool {
         let mut words = request(number).zip(self.message.chunks(8));
         words.all(|(word, chunk)| word[..chunk.len()] == *chunk)
     }
 
-    /// Reads what is there. True: a message is complete.
+    /// Reads the bytes that have arrived. True: the message is complete.
     fn receive(&mut self) -> std::io::Result<bool> {
         match self.stream.read(&mut self.message[self.len..]) {
             Ok(0) => Err(ErrorKind::UnexpectedEof.into()),
@@ -127,7 +127,7 @@ impl RrConnection {
         }
     }
 
-    /// Checks whether the other side has closed. Further bytes from it are an error.
+    /// True if the other side has closed the connection. Further bytes from it are an error.
     fn is_closed(&mut self) -> std::io::Result<bool> {
         match self.stream.read(&mut [0]) {
             Ok(0) => Ok(true),
@@ -146,13 +146,13 @@ fn request(number: u64) -> impl Iterator<Item = [u8; 8]> {
     })
 }
 
-/// Connections that are waited for.
+/// Waits for events of several connections, by epoll.
 struct Poller {
     epoll: OwnedFd,
     events: Vec<epoll::Event>,
 }
 
-/// Events of one wait.
+/// Most events of one wait.
 const EVENTS: usize = 128;
 
 impl Poller {
@@ -168,12 +168,12 @@ impl Poller {
         epoll::add(&self.epoll, source, EventData::new_u64(token as u64), flags)
     }
 
-    /// Waits for something else of a source that is there.
+    /// Waits for other events of a source that was added before.
     fn wait_for(&self, source: impl AsFd, token: usize, flags: EventFlags) -> Result<(), Errno> {
         epoll::modify(&self.epoll, source, EventData::new_u64(token as u64), flags)
     }
 
-    /// The tokens of those that have something.
+    /// Waits, and returns the tokens of the sources that have events.
     fn wait(&mut self) -> Result<Vec<usize>, Errno> {
         let timeout = Timespec { tv_sec: 0, tv_nsec: 20_000_000 };
         self.events.clear();
@@ -186,13 +186,13 @@ impl Poller {
     }
 }
 
-/// A run of a client: how long it lasts, and when an answer has come last.
+/// A run of a client: its end, and the time of the last answer.
 #[derive(Debug)]
 struct RrRun {
     start: Instant,
     end: Instant,
     last: Instant,
-    /// How many answers are awaited at a time.
+    /// How many answers the client waits for at a time.
     in_flight: usize,
     max_wait: Duration,
 }
@@ -280,7 +280,7 @@ pub(crate) fn server(args: &RrServerArgs) -> Result<(), LoadError> {
     Ok(())
 }
 
-/// Asks on all connections until the time is over.
+/// Sends requests on all connections until the time is over.
 ///
 /// # Errors
 /// [`LoadError`] if the server cannot be reached, goes silent, or answers with other bytes.
@@ -295,7 +295,7 @@ pub(crate) fn client(args: &RrArgs) -> Result<RrResult, LoadError> {
         peers.push(peer);
     }
     let (mut run, mut latencies) = (RrRun::begin(args.seconds, peers.len()), Latencies::new());
-    // The number of a request: its connection, and the turn of that connection.
+    // A request's number combines its connection and how many requests that has sent.
     let number = |token: usize, turn: u64| ((token as u64) << 40) | turn;
     let mut turns = vec![0; peers.len()];
     for (token, peer) in peers.iter_mut().enumerate() {

@@ -13,7 +13,7 @@ use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
-/// Frames between two looks at the clock.
+/// Frames between two reads of the clock.
 const BURST: u64 = 64;
 
 /// `manyring-bench load tap-write ..`
@@ -83,7 +83,7 @@ pub(crate) fn run(args: &TapWriteArgs) -> Result<NetLoadResult, LoadError> {
 /// Rounds of frames that are written to one tap and read from the other.
 const ROUNDS: usize = 200;
 
-/// The cost of a frame at each of the two taps of a bridge.
+/// The cost of a frame at each tap of a bridge.
 #[derive(Clone, Copy, Debug, Deserialize, Serialize)]
 pub(crate) struct TapCosts {
     pub(crate) write_ns: u64,
@@ -93,7 +93,7 @@ pub(crate) struct TapCosts {
 /// The names of the two taps.
 pub(crate) const TAPS: [&str; 2] = ["near", "far"];
 
-/// Bytes of a frame: those that nothing can be merged with.
+/// The frame that is timed: its flow, such that nothing is merged, and its bytes.
 const FRAME: (FlowKind, usize) = (FlowKind::Apart, 64);
 
 /// Writes frames to one of the two taps of a bridge and reads them from the other, each by a call
@@ -143,5 +143,5 @@ pub(crate) fn costs() -> Result<TapCosts, LoadError> {
     Ok(TapCosts { write_ns: median(&mut writes), read_ns: median(&mut reads) })
 }
 
-/// Longest time for all of it.
+/// Longest time for all rounds together.
 const BRIDGE: Duration = Duration::from_secs(1);

@@ -13,15 +13,15 @@ use std::hint::black_box;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// Frames that are made available at once.
+/// Frames that are made available together.
 const BURST: usize = 64;
 /// Turns of both guests between two looks at the clock.
 const TURNS: u32 = 16;
 /// Longest frame that is no segment to be cut.
 const FINISHED_MAX: usize = 1518;
-/// Bytes of payload of each piece of a longer one.
+/// Bytes of payload of each segment of a longer frame.
 const PIECE: u16 = 1448;
-/// Ethernet, IPv4 and TCP.
+/// Bytes of the Ethernet, IPv4 and TCP headers.
 const HEADERS: usize = 54;
 /// The link addresses of the guests.
 pub(crate) const MACS: [[u8; 6]; 2] = [[2, 0, 0, 0, 0, 1], [2, 0, 0, 0, 0, 2]];
@@ -136,7 +136,7 @@ fn failed(error: DriverError) -> LoadError {
     LoadError::Client { step: "frames", problem: error.to_string() }
 }
 
-/// A frame of the one guest for the other: TCP over IPv4, and how it is unfinished.
+/// A frame from one guest to the other: TCP over IPv4, with the header for its offloads.
 fn frame(size: usize) -> (RawNetHeader, Vec<u8>) {
     let mut bytes = [&MACS[1][..], &MACS[0], &[8, 0, 0x45, 0]].concat();
     let packet = u16::try_from(size - 14).unwrap_or(u16::MAX);
@@ -189,7 +189,7 @@ fn drive(
     Ok(result)
 }
 
-/// Takes turns until the end; how many frames have arrived.
+/// Runs turns until `end`. Returns how many frames arrived.
 fn turns(
     turn: &mut impl FnMut() -> Result<usize, DriverError>,
     end: Instant,
@@ -203,7 +203,7 @@ fn turns(
     Ok(packets)
 }
 
-/// Takes what has arrived, at most a burst.
+/// Takes at most a burst of the frames that have arrived. Returns their number.
 fn receive(to: &mut NetDriver) -> Result<usize, DriverError> {
     let rx = &mut to.pairs[0].rx;
     let mut count = 0;

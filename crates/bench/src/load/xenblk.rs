@@ -24,7 +24,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// A polling client that finds nothing looks at the clock once in this many turns.
+/// Number of turns without an answer after which a polling client reads the clock.
 const IDLE_TURNS: u32 = 1024;
 /// Longest wait for the back-end before the load begins.
 const TIMEOUT: Duration = Duration::from_secs(10);
@@ -188,7 +188,7 @@ impl Lane<BlkfrontQueue> {
     }
 }
 
-/// Keeps the lanes full until the end, then waits for what is in flight.
+/// Keeps the lanes full until the end of the load, then waits for the requests in flight.
 fn drive(
     mut lanes: Vec<Lane<BlkfrontQueue>>,
     options: &LoadOptions,
@@ -223,7 +223,7 @@ fn drive(
     seen.result()
 }
 
-/// Collects what has come back on one lane and submits as much. False: nothing had.
+/// Collects the answers of one lane and submits as many new requests. False: there was no answer.
 #[inline]
 fn turn(
     lane: &mut Lane<BlkfrontQueue>,
@@ -246,7 +246,7 @@ fn turn(
     Ok(true)
 }
 
-/// Sleeps until any lane has a response. False: none had one in time.
+/// Sleeps until any lane has a response. False: no response came in time.
 fn sleep(lanes: &mut [Lane<BlkfrontQueue>]) -> bool {
     let mut has_any = false;
     for lane in lanes.iter_mut().filter(|lane| lane.queue.in_flight() > 0) {
@@ -260,7 +260,8 @@ fn sleep(lanes: &mut [Lane<BlkfrontQueue>]) -> bool {
     let mut fds: Vec<_> = events.iter().map(|fd| PollFd::new(fd, PollFlags::IN)).collect();
     let timeout = Timespec::try_from(STUCK).ok();
     let _ = poll(&mut fds, timeout.as_ref());
-    // Read before the responses are looked for: an event of a later one is not lost so.
+    // Events are read before responses are looked for, so that no event of a later response is
+    // lost.
     let mut is_ready = false;
     for (fd, event) in fds.iter().zip(&events) {
         if fd.revents().contains(PollFlags::IN) {

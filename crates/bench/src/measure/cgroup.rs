@@ -12,12 +12,12 @@ pub(crate) struct MemoryGroup {
     folder: PathBuf,
 }
 
-/// Names of the file that says how much a group is charged: of cgroup version 1 and 2.
+/// Names of the file with the memory charged to a group, in cgroup version 1 and 2.
 const CHARGED: [&str; 2] = ["memory.usage_in_bytes", "memory.current"];
 
 impl MemoryGroup {
-    /// Makes one. `None`: this program has no right to, or its group has no memory controller to
-    /// hand on.
+    /// Makes a group. `None`: this program lacks the right, or its own group has no memory
+    /// controller for groups below it.
     pub(crate) fn new() -> Option<Self> {
         static NUMBER: AtomicU32 = AtomicU32::new(0);
         let groups = fs::read_to_string("/proc/self/cgroup").ok()?;
@@ -41,7 +41,7 @@ impl MemoryGroup {
         started
     }
 
-    /// KiB that the group is charged.
+    /// Memory charged to the group, in KiB.
     #[allow(clippy::cast_precision_loss, reason = "memory of one host")]
     pub(crate) fn kib(&self) -> Option<f64> {
         let text = CHARGED.iter().find_map(|name| fs::read_to_string(self.folder.join(name)).ok());
@@ -61,8 +61,8 @@ impl Drop for MemoryGroup {
     }
 }
 
-/// The folder of our memory cgroup, if this line of `/proc/self/cgroup` names it: of the controller
-/// `memory` in version 1, or of version 2.
+/// The folder of our memory cgroup, if this line of `/proc/self/cgroup` names it: the line of
+/// controller `memory` in version 1, or the line of version 2.
 fn of_memory(line: &str) -> Option<PathBuf> {
     let (_, group) = line.split_once(':')?;
     let (controllers, path) = group.split_once(':')?;

@@ -9,19 +9,19 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// Name of the socket, which SPDK makes in a folder that it is told.
+/// Name of the socket that SPDK makes in the folder that we give it.
 const SOCKET: &str = "socket";
-/// MiB of memory of its own: pages of 4 KiB, so that no huge page need be reserved.
+/// Memory that SPDK allocates for itself, in MiB: pages of 4 KiB, so that no huge pages are needed.
 const MEMORY_MIB: u32 = 512;
-/// Blocks of 512 bytes of the disk that ends nowhere: 64 GiB, like that of the others.
+/// Size of the null disk in blocks of 512 bytes: 64 GiB, like the null disks of other parties.
 const NULL_BLOCKS: u64 = 64 << 21;
-/// It is stopped this long after its client has ended, when it has seen that the client is gone.
+/// How long SPDK runs on after its client has ended, so that it sees the end before it is stopped.
 const FAREWELL: Duration = Duration::from_millis(20);
 
-/// The disk that it serves.
+/// The disk that SPDK serves.
 #[derive(Debug)]
 pub(crate) enum SpdkDisk {
-    /// One that ends nowhere, and whose reads touch no data.
+    /// A null disk, whose reads touch no data.
     Null,
     /// A file, by io_uring; always with O_DIRECT.
     Uring(PathBuf),
@@ -30,7 +30,7 @@ pub(crate) enum SpdkDisk {
 }
 
 impl SpdkDisk {
-    /// The call that makes it, as SPDK's configuration has it.
+    /// The call of SPDK's configuration that makes the disk.
     fn create(&self) -> Value {
         let file = |method, path: &Path| {
             json!({"method": method,
@@ -59,10 +59,10 @@ impl SpdkDisk {
 fn arguments(folder: &Path, cpu: usize) -> Vec<OsString> {
     let mut all: Vec<OsString> = vec!["-c".into(), folder.join("config.json").into()];
     all.extend(["-S".into(), folder.into()]);
-    // Its command socket has one place for all of the machine otherwise.
+    // By default all SPDKs of a machine share one path for the command socket.
     all.extend(["-r".into(), folder.join("rpc").into()]);
     all.extend(["-m".into(), format!("[{cpu}]").into()]);
-    // Another SPDK may have locked the CPU: one that rests, or one of the user.
+    // Another SPDK may have locked the CPU: a stopped one of ours, or one of the user.
     all.push("--disable-cpumask-locks".into());
     all.extend(["--no-pci", "--no-huge", "-s"].map(OsString::from));
     all.push(MEMORY_MIB.to_string().into());
@@ -92,8 +92,8 @@ impl Spdk {
         Self { program, disk, running: RefCell::new(None) }
     }
 
-    /// Does `work` with the server and its socket while it runs; it rests afterwards. What fails
-    /// ends it, so that it begins anew the next time.
+    /// Lets the server run, calls `work` with the server and its socket, and stops the server
+    /// again. If `work` fails, the server is killed, and the next call starts a new one.
     pub(crate) fn awake<T>(
         &self,
         cpu: usize,

@@ -1,4 +1,4 @@
-//! DPDK's testpmd: a vhost-user-net back-end that polls, and a front-end that does.
+//! DPDK's testpmd, as a polling vhost-user-net back-end and as a polling front-end.
 
 use super::{PeerError, Server, apart, find, spawn};
 use crate::direction::Direction;
@@ -12,18 +12,18 @@ use std::time::Duration;
 
 /// testpmd and its package.
 const TESTPMD: (&str, &str) = ("dpdk-testpmd", "dpdk-dev");
-/// Longest time a front-end has for its figures.
+/// Longest wait for the figures of a front-end.
 const TIMEOUT: Duration = Duration::from_secs(15);
-/// Reports (one a second) of a front-end before the one that counts: it is under way by then.
+/// Reports (one a second) of a front-end that are skipped while it warms up.
 const WARM_UP: usize = 2;
-/// Runs so far: none shares its files with one before.
+/// Number of runs so far, so that no run shares its files with an earlier one.
 static COUNT: AtomicU32 = AtomicU32::new(0);
 
 fn failed(problem: impl ToString) -> PeerError {
     PeerError::Failed { program: "testpmd".to_owned(), problem: problem.to_string() }
 }
 
-/// Files of one run; removed on drop.
+/// The prefix of the files of one run; the files are removed on drop.
 #[derive(Debug)]
 struct Prefix(String);
 
@@ -43,7 +43,7 @@ impl Drop for Prefix {
 /// Buffers of a front-end: both rings twice over; and many more, which go round and round. On pages
 /// of 4 KiB the second measures how long the CPU takes to find a page, too.
 pub(crate) const POOLS: [u32; 2] = [SMALL_POOL, 16_384];
-/// Buffers for each pair of a back-end.
+/// Buffers for each queue pair of a back-end.
 const SMALL_POOL: u32 = 4096;
 
 /// The arguments of every testpmd; both lcores may run on any CPU of the process.
@@ -167,7 +167,7 @@ pub(crate) fn front_end(
     Err(failed("ended, or was silent, before it had figures"))
 }
 
-/// The number behind `word`.
+/// The number behind `word` in a line.
 fn rate_of(line: &str, word: &str) -> Option<f64> {
     line.split_once(word)?.1.split_whitespace().next()?.parse().ok()
 }

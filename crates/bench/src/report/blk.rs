@@ -6,17 +6,17 @@ use serde::Serialize;
 /// One run of one party.
 #[derive(Clone, Debug, Default, Serialize)]
 pub(crate) struct BlkSample {
-    /// Requests in a second.
+    /// Requests per second.
     pub(crate) iops: f64,
     /// Median latency in microseconds.
     pub(crate) p50_us: f64,
-    /// Latency that 99 of 100 requests did not exceed.
+    /// 99th percentile of the latencies in microseconds.
     pub(crate) p99_us: f64,
     /// CPU seconds of the server per million requests; without a server, of the whole program.
     pub(crate) cpu_per_million: f64,
-    /// CPU seconds of the client for a million requests; 0 if there is no client.
+    /// CPU seconds of the client per million requests; 0 without a client.
     pub(crate) client_cpu_per_million: f64,
-    /// How many requests took how long, in microseconds; none if the client does not say.
+    /// Histogram: latency in microseconds and number of requests; empty if the client reports none.
     pub(crate) latency_us: Vec<(f64, u64)>,
     /// Nanoseconds that a cache line needed from one CPU to the other, if that was measured.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -43,7 +43,7 @@ impl Sample for BlkSample {
     }
 }
 
-/// The first party against another one: ratios of the rounds.
+/// The first party compared with another one: ratios of the rounds.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct BlkAgainst {
     pub(crate) peer: String,
@@ -63,7 +63,7 @@ pub(crate) struct BlkCell {
 }
 
 impl BlkCell {
-    /// Puts the first party against each of the others, round by round.
+    /// Compares the first party with each of the others, round by round.
     pub(crate) fn new(name: String, parties: Vec<Party<BlkSample>>) -> Self {
         let against = match &parties[..] {
             [ours, peers @ ..] => peers.iter().map(|peer| against(ours, peer)).collect(),
@@ -72,7 +72,7 @@ impl BlkCell {
         Self { name, parties, against }
     }
 
-    /// Each party, the best of those behind it, and the ratios of the rounds.
+    /// For each party: the best of the parties behind it, and the ratios of their rounds.
     pub(crate) fn against_best_behind(&self) -> Vec<(&str, &str, Spread)> {
         let iops = |party: &Party<BlkSample>| party.median(|s| s.iops);
         let line = |(index, party): (usize, &'_ Party<BlkSample>)| {

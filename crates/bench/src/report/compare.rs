@@ -13,11 +13,11 @@ const SINGLE_ROUND_MIN: f64 = 0.25;
 /// The result of comparing the second run with the first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Verdict {
-    /// The difference is no larger than what rounds of one run differ among each other.
+    /// The difference is not larger than the differences among the rounds of one run.
     Noise,
     Better,
     Worse,
-    /// It differs by more than noise, and neither way is better.
+    /// The numbers differ by more than noise, but neither more nor less is better.
     Differs,
 }
 
@@ -32,7 +32,7 @@ impl Verdict {
     }
 }
 
-/// Judges one number by the rounds of both runs.
+/// Judges one number by its rounds in both runs.
 ///
 /// The runs did not take turns, so their rounds cannot be paired. They differ if no round of one
 /// lies among those of the other, and if their medians are further apart than the rounds of either
@@ -55,7 +55,7 @@ pub(crate) fn judge(before: &[f64], after: &[f64], better: Better) -> Verdict {
     }
 }
 
-/// One number of one party in both runs.
+/// One number of one party, in both runs.
 #[derive(Clone, Debug)]
 pub(crate) struct Row {
     pub(crate) party: String,
@@ -66,13 +66,13 @@ pub(crate) struct Row {
 }
 
 impl Row {
-    /// The second run to the first.
+    /// The second run's median divided by the first run's.
     pub(crate) fn ratio(&self) -> f64 {
         super::ratio(self.after.median, self.before.median)
     }
 }
 
-/// A cell of both runs.
+/// A cell that both runs have.
 #[derive(Clone, Debug)]
 pub(crate) struct CellPair {
     pub(crate) scenario: String,
@@ -81,16 +81,16 @@ pub(crate) struct CellPair {
     pub(crate) rows: Vec<Row>,
 }
 
-/// Two runs.
+/// The comparison of two runs.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Comparison {
     pub(crate) pairs: Vec<CellPair>,
-    /// Cells that only one of them has.
+    /// Cells that only one of the runs has.
     pub(crate) alone: Vec<String>,
 }
 
 impl Comparison {
-    /// Puts the cells of the same name beside each other.
+    /// Pairs the cells of both runs that have the same name.
     pub(crate) fn new(before: &RunDocument, after: &RunDocument) -> Self {
         let mut comparison = Self::default();
         for (scenario, cell) in cells(before) {
@@ -110,7 +110,8 @@ impl Comparison {
         comparison
     }
 
-    /// How many numbers have this verdict, of those of which one way is better.
+    /// How many numbers have this verdict; only numbers of which more or less is better are
+    /// counted.
     pub(crate) fn count(&self, verdict: Verdict) -> usize {
         let rows = self.pairs.iter().flat_map(|pair| &pair.rows);
         rows.filter(|row| row.head.better() != Better::Neither && row.verdict == verdict).count()
@@ -123,7 +124,7 @@ impl Comparison {
         format!("{better} better, {worse} worse, {noise} within noise")
     }
 
-    /// The table for a terminal: the numbers of which one way is better.
+    /// The table for a terminal; only numbers of which more or less is better are shown.
     pub(crate) fn text(&self) -> String {
         use std::fmt::Write as _;
         let mut text = String::new();

@@ -11,12 +11,13 @@ use manyring_driver::{
 use rustix::io::Errno;
 use std::time::Duration;
 
-/// Queues of the guest that kicks.
+/// Number of queues of the guest that floods kicks.
 const KICKED_QUEUES: u16 = 8;
-/// Kicks of a queue for each of its requests.
+/// Kicks per request of a queue.
 const KICKS: u64 = 64;
 
-/// Kicks all its queues for ever. A queue has at most one request: most kicks tell of nothing.
+/// Kicks all its queues without end. A queue has at most one request, so most kicks announce
+/// nothing.
 pub(super) struct Kicker {
     driver: BlkDriver,
 }
@@ -60,9 +61,9 @@ const MESSAGES: u32 = 64;
 pub(super) struct Messenger {
     front: FrontEnd,
     asked: BlkDriverQueue,
-    /// The state that the next message gives the first queue.
+    /// Whether the next message enables or disables the first queue.
     enables: bool,
-    /// No message is sent before the measurement begins.
+    /// True: no message is sent before the measurement begins.
     is_late: bool,
 }
 
@@ -125,7 +126,7 @@ impl Guest for Messenger {
     }
 }
 
-/// Requests of 1 GiB in flight.
+/// Number of 1 GiB requests in flight.
 const GIANTS: u16 = 8;
 /// Data of a request that reads or writes, in MiB: the most that an indirect table names.
 const GIANT_MIB: u16 = 1022;

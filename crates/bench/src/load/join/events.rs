@@ -1,5 +1,5 @@
-//! `JoinEvents`: what the queue pairs of a join sleep on: their taps and their calls, in one epoll,
-//! so that the price of a sleep is that of the pairs that something has happened to.
+//! `JoinEvents`: all that a join sleeps on, the taps and calls of its queue pairs, in one epoll
+//! instance. So a sleep costs only as much as the pairs that have events.
 
 use super::Lane;
 use manyring_driver::DriverError;
@@ -9,9 +9,9 @@ use rustix::fd::{AsFd, OwnedFd};
 use rustix::io::Errno;
 use std::time::Duration;
 
-/// The standard input, which ends when nobody needs the join any more.
+/// Token of the standard input, which ends when nobody needs the join any more.
 const STDIN: u64 = u64::MAX;
-/// The kind of an event of a pair; the number of the pair is above these bits.
+/// Low bits of a token: the kind of the event. The higher bits are the number of the pair.
 const TAP: u64 = 0;
 const RX_CALL: u64 = 1;
 const TX_CALL: u64 = 2;
@@ -25,11 +25,11 @@ pub(super) struct JoinEvents {
 }
 
 impl JoinEvents {
-    /// Watches all that these pairs may wait for.
+    /// Watches the taps and calls of all pairs, and the standard input.
     pub(super) fn new(lanes: &mut [Lane<'_>]) -> Result<Self, Errno> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let watch = |fd: &dyn AsFd, data: u64| {
-            // Each event is reported once: whoever gets it goes on until there is nothing left.
+            // Edge-triggered: an event is reported once, so its pair goes on until nothing is left.
             let flags = epoll::EventFlags::IN | epoll::EventFlags::ET;
             epoll::add(&epoll, fd.as_fd(), epoll::EventData::new_u64(data), flags)
         };
@@ -40,7 +40,7 @@ impl JoinEvents {
             watch(&lane.pair.tx.vring().call_fd(), place | TX_CALL)?;
         }
         match watch(&std::io::stdin(), STDIN) {
-            // A file, which has no end that one could wait for.
+            // The standard input is a file, on which epoll cannot wait.
             Ok(()) | Err(Errno::PERM) => {}
             Err(errno) => return Err(errno),
         }
@@ -53,12 +53,12 @@ impl JoinEvents {
         self.is_open
     }
 
-    /// Tells the pairs what has happened by now.
+    /// Notes in the pairs which events have come by now. Does not wait.
     pub(super) fn look(&mut self, lanes: &mut [Lane<'_>]) -> Result<(), DriverError> {
         self.wait(lanes, Duration::ZERO)
     }
 
-    /// Sleeps until something happens, for less than a second, and tells the pairs.
+    /// Sleeps until an event comes, for less than a second, and notes it in its pair.
     pub(super) fn wait(
         &mut self,
         lanes: &mut [Lane<'_>],

@@ -15,12 +15,12 @@ use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with, sockopt};
 use std::net::{SocketAddr, TcpStream};
 
-/// How far a transaction has come.
+/// The state of a transaction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stage {
     Connecting,
     Asked,
-    /// The answer is whole; the server's end of the connection is not seen yet.
+    /// The answer is complete; the server has not closed the connection yet.
     Answered,
     /// The server has closed its side, too.
     Ended,
@@ -43,7 +43,7 @@ impl Transaction {
         Ok(Self { peer, stage: Stage::Connecting, number })
     }
 
-    /// Goes as far as it can without waiting.
+    /// Advances the transaction as far as possible without waiting.
     fn go_on(&mut self) -> Result<(), LoadError> {
         if self.stage == Stage::Connecting {
             let refused = sockopt::socket_error(&self.peer.stream);
