@@ -38,7 +38,7 @@ pub(crate) struct NeighbourSample {
     pub(crate) waited_share: f64,
     /// Share of this guest in the time that the worker spent on all, as the daemon counts it.
     pub(crate) worker_share: f64,
-    /// Other programs had too much of the daemon's CPU, however often it was tried.
+    /// In every attempt other programs used too much of the daemon's CPU.
     pub(crate) disturbed: bool,
 }
 
@@ -55,7 +55,7 @@ pub(crate) struct NeighbourAgainst {
 pub(crate) struct NeighbourCell {
     pub(crate) name: String,
     pub(crate) parties: Vec<Party<NeighbourSample>>,
-    /// None of a guest that abuses the daemon.
+    /// Empty for a guest that abuses the daemon.
     pub(crate) against: Vec<NeighbourAgainst>,
     /// Promises that were broken, in words.
     pub(crate) broken: Vec<String>,

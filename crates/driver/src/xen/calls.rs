@@ -15,10 +15,10 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-/// File descriptors that an answer brings at most.
+/// Most file descriptors that an answer brings.
 const FDS_MAX: usize = 2;
 
-/// A connection for calls. Domains, seats and event channels end with it.
+/// A connection for calls. Its domain, seats and event channels end with it.
 #[derive(Debug)]
 pub struct XenCalls {
     /// Held from a call to its answer.
@@ -83,7 +83,7 @@ impl XenCalls {
         Ok(SimGrants::new(file, outcome.first, 0, seat)?)
     }
 
-    /// Makes a port to which `remote` may bind.
+    /// Makes a port to which the domain `remote` may bind.
     ///
     /// # Errors
     /// [`DriverError::System`].
@@ -91,7 +91,7 @@ impl XenCalls {
         EventChannel::of(self.call(Hypercall::AllocUnbound { remote })?)
     }
 
-    /// Binds to a port that `remote` has made for us.
+    /// Binds to a port that the domain `remote` has made for this one.
     ///
     /// # Errors
     /// [`DriverError::System`]: `EINVAL` if there is no such port, or if it is bound already.
@@ -123,7 +123,7 @@ impl EventChannel {
         Ok(Self { port: outcome.first, own, other })
     }
 
-    /// The port, which the other end is told of through xenstore.
+    /// The port of this end. The other end learns it through xenstore.
     #[must_use]
     pub fn port(&self) -> u32 {
         self.port
@@ -143,7 +143,7 @@ impl EventChannel {
         (self.own, self.other)
     }
 
-    /// Signals the other end.
+    /// Signals the other end of the channel.
     pub fn notify(&self) {
         // An eventfd whose count is full is signalled already.
         let _ = rustix::io::write(&self.other, &1_u64.to_ne_bytes());

@@ -14,7 +14,7 @@ use std::time::Duration;
 pub struct XenStore {
     stream: UnixStream,
     input: Vec<u8>,
-    /// Tokens of watches that saw a change, and where.
+    /// Events not yet taken by the caller: the token of the watch, and the path that changed.
     events: VecDeque<(String, String)>,
     max_wait: Duration,
 }
@@ -42,7 +42,7 @@ impl XenStore {
         Ok(Self::new(UnixStream::connect(socket)?, max_wait))
     }
 
-    /// Receives a message; events are put aside, and give `None`.
+    /// Receives a message. An event is kept in `events`; `None` is returned then.
     fn receive(
         &mut self,
         max_wait: Duration,
@@ -74,7 +74,7 @@ impl XenStore {
         }
     }
 
-    /// Asks, and waits for the answer.
+    /// Sends a request, and waits for the answer.
     ///
     /// # Errors
     /// [`DriverError::Io`], [`DriverError::Store`] for a message that is no answer.
@@ -145,7 +145,7 @@ impl XenStore {
         self.done(&Request::SetPerms { path: path(at)?, permissions }).map(drop)
     }
 
-    /// Waits until the value of a node, or its absence, is as it should be.
+    /// Waits until a node has the wanted value, or is absent if that is wanted.
     ///
     /// # Errors
     /// [`DriverError::Timeout`], [`DriverError::Io`], [`DriverError::Store`].

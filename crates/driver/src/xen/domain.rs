@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 /// Bytes of a page.
 pub const XEN_PAGE_SIZE: usize = 4096;
-/// The first references are the toolstack's, as on real Xen.
+/// Number of grant references reserved for the toolstack, as on real Xen.
 const RESERVED_GREFS: u32 = 8;
 
 /// A domain: the front-end's side. It ends when this is dropped.
@@ -24,7 +24,7 @@ pub struct XenDomain {
     store: UnixStream,
     memory: Arc<Mapping>,
     table: GrantTable,
-    /// Page after the last one that is taken.
+    /// The first page that is not allocated yet.
     next_page: AtomicU32,
     free_grefs: Mutex<Vec<u32>>,
 }
@@ -56,25 +56,25 @@ impl XenDomain {
         Ok(Self { domain, calls, store, memory, table, next_page, free_grefs })
     }
 
-    /// Its number.
+    /// The number of the domain.
     #[must_use]
     pub fn number(&self) -> u16 {
         self.domain
     }
 
-    /// Its connection to xenstore, where relative paths begin at its own nodes.
+    /// The domain's connection to xenstore, where relative paths begin at the domain's own nodes.
     #[must_use]
     pub fn store(&self) -> &UnixStream {
         &self.store
     }
 
-    /// All of its memory: page n begins at byte 4096 * n.
+    /// All memory of the domain: page n begins at byte 4096 * n.
     #[must_use]
     pub fn memory(&self) -> &Arc<Mapping> {
         &self.memory
     }
 
-    /// Takes `count` pages that follow each other, for ever. Returns the first.
+    /// Allocates `count` consecutive pages, which are never freed. Returns the first.
     ///
     /// # Errors
     /// [`DriverError::ArenaFull`].
@@ -91,7 +91,7 @@ impl XenDomain {
         self.memory.slice((page as usize).checked_mul(XEN_PAGE_SIZE)?, XEN_PAGE_SIZE)
     }
 
-    /// Lends a page to another domain.
+    /// Grants another domain access to a page.
     ///
     /// # Errors
     /// [`DriverError::RingFull`] without a free reference.
@@ -103,8 +103,8 @@ impl XenDomain {
         Ok(gref)
     }
 
-    /// Ends access to a page that was lent. False while somebody has it mapped: nothing has changed
-    /// then.
+    /// Ends the access to a granted page. Returns false, and changes nothing, while somebody has
+    /// the page mapped.
     pub fn end_access(&self, gref: GrantRef) -> bool {
         let busy = GrantError::NotGranted { gref: gref.0 };
         let ended = self.table.update(gref, |entry| entry.ended().ok_or(busy)).is_ok();

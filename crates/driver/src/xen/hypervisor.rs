@@ -21,13 +21,13 @@ use rustix::io::Errno;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// Domains at a time.
+/// Most domains at a time.
 const DOMAINS_MAX: usize = 1024;
-/// Pages of a domain: 16 GiB.
+/// Most pages of a domain: 16 GiB.
 const PAGES_MAX: u32 = 1 << 22;
-/// Entries of a grant table: those of 128 grant frames of a real domain.
+/// Most entries of a grant table: as many as 128 grant frames of a real domain have.
 const ENTRIES_MAX: u32 = 1 << 16;
-/// Ports of a connection: sixteen queues of sixteen disks.
+/// Most ports of a connection: enough for sixteen queues of sixteen disks.
 const PORTS_MAX: usize = 256;
 const PAGE_SIZE: u64 = 4096;
 
@@ -46,9 +46,9 @@ struct DomainPort {
     owner: u64,
     /// The domain at the other end.
     remote: u16,
-    /// Its port, while one is bound.
+    /// The port at the other end, while that is bound.
     peer: Option<u32>,
-    /// Signalled for this end, and for the other.
+    /// The eventfd that is signalled for this end, and the one for the other end.
     own: Arc<OwnedFd>,
     other: Arc<OwnedFd>,
 }
@@ -62,12 +62,12 @@ pub(super) struct SimulatedHypervisor {
     domains: BTreeMap<u16, Domain>,
     /// By domain and port.
     ports: BTreeMap<(u16, u32), DomainPort>,
-    /// Which connections are domains other than 0.
+    /// The domain of each connection that is not domain 0.
     callers: BTreeMap<u64, u16>,
 }
 
 impl SimulatedHypervisor {
-    /// The domain that a connection is.
+    /// The domain for which a connection speaks; 0 by default.
     fn domain_of(&self, caller: u64) -> u16 {
         self.callers.get(&caller).copied().unwrap_or(0)
     }
@@ -87,8 +87,8 @@ impl SimulatedHypervisor {
         served.unwrap_or_else(refused)
     }
 
-    /// A connection is gone: closes its ports, frees its seats, ends its domain. Returns the
-    /// domain.
+    /// Handles the end of a connection: closes its ports, frees its seats and ends its domain.
+    /// Returns the domain.
     pub(super) fn disconnect(&mut self, caller: u64) -> Option<u16> {
         let ports: Vec<_> = self.ports.iter().filter(|(_, port)| port.owner == caller).collect();
         let ports: Vec<_> = ports.into_iter().map(|(place, _)| *place).collect();
@@ -215,7 +215,7 @@ impl SimulatedHypervisor {
 }
 
 impl Domain {
-    /// A connection maps nothing any more.
+    /// Frees all seats of a connection, which maps nothing any more.
     fn free_seats(&mut self, caller: u64) {
         for (number, seat) in (0..SEATS).zip(&mut self.seats) {
             if *seat == Some(caller) {

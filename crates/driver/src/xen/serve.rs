@@ -15,13 +15,13 @@ use std::io::{ErrorKind, IoSlice, Read, Write};
 use std::mem::MaybeUninit;
 use std::os::unix::net::{UnixListener, UnixStream};
 
-/// Connections at a time; further ones wait to be accepted.
+/// Most connections at a time; further ones wait to be accepted.
 const PEERS_MAX: usize = 1024;
 /// Bytes that are read from a client at a time.
 const READ_SIZE: usize = 8192;
-/// File descriptors that an answer brings.
+/// Most file descriptors that an answer brings.
 const FDS_MAX: usize = 2;
-/// How long nobody is accepted after the process had no file descriptor for them.
+/// How long no connection is accepted after the process ran out of file descriptors.
 const PAUSE: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
 
 /// The protocol of a connection.
@@ -35,7 +35,7 @@ enum Speaks {
 
 #[derive(Debug)]
 struct ServedPeer {
-    /// Names the connection to the hypervisor.
+    /// The number by which the hypervisor knows the connection.
     id: u64,
     stream: UnixStream,
     speaks: Speaks,
@@ -54,7 +54,7 @@ pub(super) struct Server {
     call_socket: UnixListener,
     peers: Vec<ServedPeer>,
     last_peer: u64,
-    /// The process had no file descriptor for a connection that waits.
+    /// A connection waits for which the process had no file descriptor.
     is_short: bool,
 }
 
@@ -228,7 +228,7 @@ impl Server {
         peer.is_over |= self.store.is_over(client);
     }
 
-    /// Forgets peers that are gone or have to go, and domains with them.
+    /// Removes peers that have disconnected or must be disconnected, and their domains.
     fn bury(&mut self) {
         while let Some(at) = self.peers.iter().position(|peer| peer.is_over) {
             let peer = self.peers.swap_remove(at);

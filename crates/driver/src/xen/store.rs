@@ -43,7 +43,8 @@ struct Watch {
 }
 
 impl Watch {
-    /// The path that a client with this watch is told of, if a change of `path` concerns the watch.
+    /// The path to report to the client if a change of `path` concerns this watch; `None`: it does
+    /// not.
     fn sees<'a>(&'a self, path: Path<'a>, removed: Option<&Node>) -> Option<&'a str> {
         let own = self.absolute();
         let own = Path::parse(own.as_bytes()).ok().filter(|own| own.is_absolute())?;
@@ -72,7 +73,7 @@ impl Watch {
 #[derive(Debug)]
 struct Client {
     domain: u16,
-    /// Where its relative paths begin; a client of the socket has none.
+    /// The path at which the client's relative paths begin; `None` for a client of the socket.
     base: Option<String>,
     watches: Vec<Watch>,
     transactions: BTreeMap<u32, Transaction>,
@@ -83,7 +84,7 @@ struct Client {
 #[derive(Debug, Default)]
 struct Outbox {
     bytes: Vec<u8>,
-    /// The client has to be disconnected.
+    /// True if the client must be disconnected.
     is_over: bool,
 }
 
@@ -145,12 +146,12 @@ impl SimulatedStore {
         self.clients.remove(&client);
     }
 
-    /// Bytes that wait for a client; the server removes those that it has sent.
+    /// The bytes that wait for a client. The server removes the bytes that it has sent.
     pub(super) fn output(&mut self, client: u64) -> Option<&mut Vec<u8>> {
         self.clients.get_mut(&client).map(|client| &mut client.outbox.bytes)
     }
 
-    /// True if the client has to be disconnected.
+    /// True if the client must be disconnected.
     pub(super) fn is_over(&self, client: u64) -> bool {
         self.clients.get(&client).is_none_or(|client| client.outbox.is_over)
     }

@@ -1,5 +1,4 @@
-//! `XenDisk`: a tool stack's work on a disk of a domain: announces it, asks for it back, removes
-//! it.
+//! `XenDisk`: what a tool stack does with a disk of a domain: announces, detaches and removes it.
 
 use super::client::XenStore;
 use crate::DriverError;

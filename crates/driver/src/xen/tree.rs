@@ -18,7 +18,7 @@ const NODES_MAX: usize = 1000;
 const DOM0_NODES_MAX: usize = 100_000;
 /// Bytes of the value of a node of another domain than domain 0, as xenstored's own default.
 const VALUE_SIZE_MAX: usize = 2048;
-/// Permissions of a node.
+/// Most entries in the permissions of a node.
 const PERMISSIONS_MAX: usize = 16;
 
 #[derive(Clone, Debug, PartialEq)]
@@ -58,7 +58,7 @@ impl Node {
         names.try_fold(self, |node, name| node.children.get(name).map(Arc::as_ref))
     }
 
-    /// Adds the numbers of the nodes from this one down to those of their owners.
+    /// Adds the nodes from this one down to the node counts of their owners.
     fn count(&self, owned: &mut BTreeMap<u16, usize>) {
         *owned.entry(self.owner()).or_default() += 1;
         self.children.values().for_each(|child| child.count(owned));
@@ -90,9 +90,9 @@ pub(super) struct ChangedNode {
 #[derive(Clone, Debug)]
 pub(super) struct Tree {
     root: Arc<Node>,
-    /// Nodes by owner.
+    /// Number of nodes by owner.
     owned: BTreeMap<u16, usize>,
-    /// The newest generation.
+    /// The newest generation of any node.
     generation: u64,
 }
 
@@ -208,7 +208,7 @@ impl Tree {
         Ok(())
     }
 
-    /// Gives `owner` this many more nodes.
+    /// Counts `count` more nodes as owned by `owner`, within its quota.
     fn own(&mut self, owner: u16, count: usize) -> Result<(), ErrorName> {
         let max = if owner == DOM0 { DOM0_NODES_MAX } else { NODES_MAX };
         let owned = self.owned.entry(owner).or_default();
