@@ -5,7 +5,7 @@
 pub struct Wake {
     /// Nanoseconds from the write that wakes a thread until that thread runs on another CPU.
     pub ns: u64,
-    /// True if the time was measured on this machine, false if it is [`FALLBACK`].
+    /// True if the time was measured on this machine, false if it is `FALLBACK`.
     pub is_measured: bool,
 }
 
@@ -19,7 +19,7 @@ const NS_MIN: u64 = 1000;
 /// should spin for four times this long.
 const NS_MAX: u64 = 200_000;
 
-/// Returns the median of the measured wakes, or [`FALLBACK`] if they are too few or not plausible.
+/// Returns the median of the measured wakes, or `FALLBACK` if they are too few or not plausible.
 #[must_use]
 pub fn settle(wakes_ns: &mut [u64]) -> Wake {
     wakes_ns.sort_unstable();
