@@ -17,18 +17,18 @@ use crate::shared::Words;
 use rustix::fd::AsFd;
 use std::sync::Arc;
 
-/// Bytes of guest memory that one bit stands for, whatever the page of the host is.
+/// Bytes of guest memory for which one bit stands, whatever the host's page size is.
 pub const LOG_PAGE: u64 = 4096;
-/// Bytes of guest memory that one byte of the log stands for.
+/// Bytes of guest memory for which one byte of the log stands.
 const BYTE_SPAN: u64 = LOG_PAGE * 8;
-/// Bytes of a log at most: for guest addresses of 47 bits.
+/// The maximum size of a log in bytes: for guest addresses of 47 bits.
 const BYTES_MAX: u64 = 1 << 32;
 
-/// The log of a session's front-end, mapped.
+/// The log of a front-end, mapped into this process.
 #[derive(Clone, Debug)]
 pub struct DirtyLog(Words);
 
-/// Pages of a guest: the number of the first one and of the last one.
+/// A range of guest pages: the numbers of the first and of the last page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DirtyPages {
     first: u64,
@@ -36,14 +36,14 @@ pub struct DirtyPages {
 }
 
 impl DirtyPages {
-    /// The pages of `len` bytes at guest address `addr`; `None` if there are no bytes.
+    /// Returns the pages of `len` bytes at guest address `addr`; `None` if `len` is 0.
     #[must_use]
     pub fn of(addr: u64, len: u64) -> Option<Self> {
         let last = addr.checked_add(len.checked_sub(1)?)?;
         Some(Self { first: addr / LOG_PAGE, last: last / LOG_PAGE })
     }
 
-    /// These pages and `next`, if there is no page between the two.
+    /// Returns the range of these pages and `next`; `None` if there is a page between the two.
     fn joined(self, next: Self) -> Option<Self> {
         let (first, last) = (self.first.min(next.first), self.last.max(next.last));
         let touches = next.first <= self.last + 1 && self.first <= next.last + 1;
@@ -66,20 +66,20 @@ impl DirtyLog {
         words.map(Self).ok_or(MemoryError::LogSize { size, max: BYTES_MAX })
     }
 
-    /// True if there is a bit for each page before guest address `end`.
+    /// True if the log has a bit for each page before guest address `end`.
     pub(crate) fn covers(&self, end: u64) -> bool {
         end.div_ceil(BYTE_SPAN) <= self.0.size() as u64
     }
 
-    /// True once the log was cut away under us.
+    /// True once the log's file was truncated while it was mapped.
     #[must_use]
     pub fn is_broken(&self) -> bool {
         self.0.is_broken()
     }
 
-    /// Marks pages that were written. A full fence lies between the writes and this call
-    /// ([`crate::fence_full`]). Pages that the log has no bit for are passed over: a snapshot of
-    /// guest memory that has a log has none ([`crate::GuestMemory::with_log`]).
+    /// Marks pages that were written. The caller has put a full fence ([`crate::fence_full`])
+    /// between the writes and this call. Pages without a bit in the log are skipped. A snapshot
+    /// with a log has no such pages ([`crate::GuestMemory::with_log`]).
     pub fn mark(&self, pages: DirtyPages) {
         let DirtyPages { first, last } = pages;
         for byte in first / 8..=last / 8 {
@@ -94,11 +94,11 @@ impl DirtyLog {
     }
 }
 
-/// A snapshot's log, and where the bytes of its regions lie in this process.
+/// The log of a snapshot, and the host addresses of the snapshot's regions.
 #[derive(Debug)]
 pub(crate) struct Logged {
     log: Arc<DirtyLog>,
-    /// The host's address of each region, its bytes and its guest address, by the host's address.
+    /// The host address, size in bytes and guest address of each region, sorted by host address.
     places: Box<[(usize, usize, u64)]>,
 }
 
@@ -137,7 +137,7 @@ impl Logged {
         DirtyPages::of(guest_addr + offset as u64, slice.len() as u64)
     }
 
-    /// Adds the pages of slices that lie in the snapshot to `pages`, joined where they meet.
+    /// Appends the pages of the slices in the snapshot to `pages`. Adjacent pages are joined.
     pub(crate) fn pages(&self, slices: &[GuestSlice<'_>], pages: &mut Vec<DirtyPages>) {
         for more in slices.iter().filter_map(|slice| self.pages_of(slice)) {
             match pages.last_mut() {

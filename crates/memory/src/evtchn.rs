@@ -11,7 +11,7 @@ use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 
-/// Where the device lies.
+/// The path of the event device.
 pub const EVENT_DEVICE: &str = "/dev/xen/evtchn";
 
 /// `struct ioctl_evtchn_bind_interdomain`
@@ -33,7 +33,7 @@ struct RestrictDomain {
     domain: u16,
 }
 
-/// `IOCTL_EVTCHN_BIND_INTERDOMAIN`: answered with the local port.
+/// `IOCTL_EVTCHN_BIND_INTERDOMAIN`, which returns the local port.
 const BIND_INTERDOMAIN: libc::Ioctl = ioctl_number(1, size_of::<BindInterdomain>());
 /// `IOCTL_EVTCHN_NOTIFY`
 const NOTIFY: libc::Ioctl = ioctl_number(4, size_of::<Notify>());
@@ -41,7 +41,7 @@ const NOTIFY: libc::Ioctl = ioctl_number(4, size_of::<Notify>());
 /// `IOCTL_EVTCHN_RESTRICT_DOMID`
 const RESTRICT_DOMAIN: libc::Ioctl = ioctl_number(6, size_of::<RestrictDomain>());
 
-/// The number of the only request (`ioctl`) that is made of a device once its port is bound.
+/// The number of the only `ioctl` request that is made of a device after its port was bound.
 #[allow(clippy::unnecessary_cast, reason = "the C library chooses the type of `Ioctl`")]
 pub const EVENT_REQUEST: u64 = NOTIFY as u64;
 
@@ -51,7 +51,7 @@ const _: () = {
     assert!(offset_of!(BindInterdomain, remote_port) == 4);
     assert!(size_of::<BindInterdomain>() == 8);
     assert!(offset_of!(Notify, port) == 0 && size_of::<Notify>() == 4);
-    // Worked out by hand: the size, the letter E, the number.
+    // The values were computed by hand from the size, the letter E and the number.
     assert!(BIND_INTERDOMAIN == 0x0008_4501 && NOTIFY == 0x0004_4504);
     assert!(size_of::<RestrictDomain>() == 2 && RESTRICT_DOMAIN == 0x0002_4506);
 };
@@ -61,7 +61,7 @@ const fn ioctl_number(number: libc::Ioctl, size: usize) -> libc::Ioctl {
     (size as libc::Ioctl) << 16 | 0x45 << 8 | number
 }
 
-/// Our end of an event channel.
+/// The back-end's end of an event channel.
 #[derive(Debug)]
 pub struct EventPort {
     fd: OwnedFd,
@@ -87,7 +87,7 @@ impl EventPort {
     pub fn bind_restricted(domain: u16, remote_port: u32) -> Result<Self, Errno> {
         let (fd, restrict) = (open()?, RestrictDomain { domain });
         if domain == 0 {
-            // The kernel restricts nobody to domain 0.
+            // The kernel cannot restrict a device to domain 0.
             return Self::bind_to(fd, domain, remote_port);
         }
         // SAFETY: the number is that of the structure, which the device reads.
@@ -105,28 +105,28 @@ impl EventPort {
         Ok(Self { fd, port })
     }
 
-    /// The port `port` of a device that was opened, and bound to it alone, by somebody else. Reads
-    /// of the device must not wait.
+    /// Makes an event port of an open device, to which another process has bound only the port
+    /// `port`. The descriptor must be non-blocking.
     #[must_use]
     pub fn of_fd(fd: OwnedFd, port: u32) -> Self {
         Self { fd, port }
     }
 
-    /// The device, to be handed to another process.
+    /// Returns the descriptor of the device, to be sent to another process.
     #[must_use]
     pub fn into_fd(self) -> OwnedFd {
         self.fd
     }
 
-    /// The port at our end.
+    /// Returns the local number of the port.
     #[must_use]
     pub fn port(&self) -> u32 {
         self.port
     }
 
-    /// Takes the event that made the descriptor readable, and unmasks the port. The caller looks at
-    /// the ring after this call, so that a request added after that look signals again. Without an
-    /// event the port is not masked, and nothing is done.
+    /// Takes the event that made the descriptor readable, and unmasks the port. The caller must
+    /// read the ring after this call: a request that the front-end adds after that read causes
+    /// another event. If there is no event, this call does nothing.
     pub fn hear(&self) {
         let mut port = [0; 4];
         if rustix::io::read(&self.fd, &mut port) == Ok(port.len()) {
@@ -134,7 +134,7 @@ impl EventPort {
         }
     }
 
-    /// Signals the other end. Nothing happens if the other end is gone.
+    /// Signals the other end. Does nothing if the other end is closed.
     pub fn notify(&self) {
         let notify = Notify { port: self.port };
         // SAFETY: the number is that of the structure, which the device reads.

@@ -1,5 +1,5 @@
-//! `MemoryFiles`: the file systems whose files may hold guest memory. `MemoryRules`: these, and how
-//! much of it there may be.
+//! `MemoryFiles`: the file systems whose files may hold guest memory. `MemoryRules`: the operator's
+//! limits on the files and the size of guest memory.
 
 use crate::bounds::BYTES_MAX;
 use crate::error::MemoryError;
@@ -29,9 +29,9 @@ pub enum MemoryFiles {
 /// The rules by which an operator limits the memory of one session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemoryRules {
-    /// Where its files may lie.
+    /// The file systems on which the files of the memory may lie.
     pub files: MemoryFiles,
-    /// Bytes of its regions together; never more than 8 TiB.
+    /// The most bytes of all regions together; never more than 8 TiB.
     pub bytes_max: u64,
 }
 
@@ -42,7 +42,7 @@ impl Default for MemoryRules {
 }
 
 impl From<MemoryFiles> for MemoryRules {
-    /// The largest limit that a session may have: 8 TiB.
+    /// Makes rules with the largest limit that a session may have: 8 TiB.
     fn from(files: MemoryFiles) -> Self {
         Self { files, bytes_max: BYTES_MAX }
     }
@@ -65,7 +65,7 @@ impl MemoryFiles {
     /// not say what it is.
     pub fn check(self, file: impl AsFd) -> Result<(), MemoryError> {
         let system = rustix::fs::fstatfs(file).map_err(MemoryError::Map)?;
-        // A magic number has 32 bits, whatever the sign of the field that holds it.
+        // Use 32 bits of the field, which is signed on some machines: a magic number has no more.
         let kind = u64::try_from(system.f_type & 0xffff_ffff).unwrap_or(0);
         match self {
             _ if IN_MEMORY.contains(&kind) => Ok(()),

@@ -16,7 +16,7 @@ use rustix::fd::{AsRawFd, OwnedFd};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 
-/// Where the device lies.
+/// The path of the grant device.
 pub const GRANT_DEVICE: &str = "/dev/xen/gntdev";
 
 /// `IOCTL_GNTDEV_MAP_GRANT_REF`: u32 count, u32 pad, u64 offset (out), then count pairs of u32
@@ -30,11 +30,11 @@ const fn ioctl_number(number: libc::Ioctl, size: libc::Ioctl) -> libc::Ioctl {
     size << 16 | 0x47 << 8 | number
 }
 
-/// The numbers of all requests (`ioctl`) that are made of the device once it is open.
+/// The numbers of all `ioctl` requests that are made of the device after it was opened.
 #[allow(clippy::unnecessary_cast, reason = "the C library chooses the type of `Ioctl`")]
 pub const GRANT_REQUESTS: [u64; 2] = [MAP_GRANT_REF as u64, UNMAP_GRANT_REF as u64];
 
-/// Xen's grant device. One for all domains and queues.
+/// Xen's grant device. All domains and queues of a process share one.
 #[derive(Debug)]
 pub struct GrantDevice {
     fd: OwnedFd,
@@ -53,20 +53,20 @@ impl GrantDevice {
         Ok(Self { fd })
     }
 
-    /// The device, opened by somebody else for this process alone.
+    /// Makes the grant device from a descriptor that another process has opened for this one alone.
     #[must_use]
     pub fn of_fd(fd: OwnedFd) -> Self {
         Self { fd }
     }
 
-    /// The open device, to be handed to another process.
+    /// Returns the descriptor of the device, to be sent to another process.
     #[must_use]
     pub fn into_fd(self) -> OwnedFd {
         self.fd
     }
 
-    /// Maps a lot: all of its references together, or one by one if Xen refuses one of them, so
-    /// that a bad reference costs itself only.
+    /// Maps a lot: all references together, or each on its own if Xen refuses one of them, so that
+    /// a bad reference does not affect the others.
     pub(crate) fn map(
         &self,
         window: &mut Window,
@@ -85,7 +85,7 @@ impl GrantDevice {
         }
     }
 
-    /// Maps all references of a lot or none of them.
+    /// Maps all references of a lot, or none of them.
     fn map_together(
         &self,
         window: &mut Window,
@@ -106,7 +106,7 @@ impl GrantDevice {
         let ended = unsafe { self.ioctl(UNMAP_GRANT_REF, &mut end) };
         debug_assert!(ended.is_ok(), "the device forgot its own offset: {ended:?}");
         put.map_err(|error| match error {
-            // The device's answer when Xen refuses a reference, whatever the reason.
+            // The grant device returns this if Xen refuses a reference, for any reason.
             MemoryError::Map(Errno::INVAL) => GrantError::NotGranted { gref },
             error => GrantError::Memory(error),
         })
@@ -123,9 +123,9 @@ impl GrantDevice {
     }
 }
 
-/// The words of a request that maps `grefs` of `domain`; the device writes the offset to the
-/// second. The reference is the upper half of a pair on the little-endian machines that Xen runs
-/// on.
+/// Returns the words of a request that maps `grefs` of `domain`. The device writes the offset into
+/// the second word. The reference is the upper half of a pair, since Xen's machines are
+/// little-endian.
 fn map_request(domain: u16, grefs: &[GrantRef]) -> Vec<u64> {
     const { assert!(cfg!(target_endian = "little") && PAGE == 4096) };
     let pairs = grefs.iter().map(|gref| u64::from(domain) | u64::from(gref.0) << 32);

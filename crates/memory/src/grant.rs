@@ -25,7 +25,7 @@ use crate::window::Window;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Bytes of a page that is granted.
+/// The size of a granted page in bytes.
 pub const GRANT_PAGE_SIZE: usize = PAGE;
 
 /// Maps the references of one domain: through Xen's grant device or through the simulated Xen.
@@ -33,7 +33,7 @@ pub const GRANT_PAGE_SIZE: usize = PAGE;
 pub enum GrantMapper {
     /// Xen's grant device.
     Device {
-        /// The device, which serves many domains.
+        /// The grant device, which serves many domains.
         device: Arc<GrantDevice>,
         /// The domain that lends the pages.
         domain: u16,
@@ -43,7 +43,7 @@ pub enum GrantMapper {
 }
 
 impl GrantMapper {
-    /// Maps a lot. One result for each of its references is appended to `results`.
+    /// Maps a lot. Appends one result for each of its references to `results`.
     fn map(&self, window: &mut Window, lot: &Lot<'_>, results: &mut Vec<Result<(), GrantError>>) {
         match self {
             Self::Device { device, domain } => device.map(window, *domain, lot, results),
@@ -51,7 +51,7 @@ impl GrantMapper {
         }
     }
 
-    /// Who lends the pages that this maps.
+    /// Returns the domain that lends the pages.
     pub(crate) fn lends(&self) -> Lends {
         match self {
             Self::Device { domain, .. } => Lends::Domain(*domain),
@@ -59,34 +59,34 @@ impl GrantMapper {
         }
     }
 
-    /// Pieces of the process's mappings that a lot of this many references takes at most.
+    /// Returns the most mappings of the process that a lot of this many references can take.
     fn pieces_of_lot(&self, grefs: usize) -> usize {
         match self {
-            // All of it is one mapping, unless Xen refuses some of it.
+            // The lot is one mapping, unless Xen refuses one of its references.
             Self::Device { .. } => 1,
             Self::Simulated(_) => grefs,
         }
     }
 
-    /// Forgets references whose pages were unmapped.
+    /// Removes the mark of a reference whose page was unmapped.
     fn forget(&self, gref: GrantRef) {
         match self {
-            // The grant device knows it from the unmapping.
+            // Xen itself notices the unmapping.
             Self::Device { .. } => {}
             Self::Simulated(grants) => grants.unpin(gref),
         }
     }
 }
 
-/// The pages of a queue, and which grant reference is mapped to each. Unmaps all on drop.
+/// The pages of a queue, and the grant reference that is mapped to each. Drop unmaps all pages.
 #[derive(Debug)]
 pub struct GrantPages {
     mapper: GrantMapper,
     window: Window,
     memory: Arc<GuestMemory>,
-    /// By page.
+    /// For each page, the reference that is mapped to it, and the access.
     mapped: Vec<Option<(GrantRef, GrantAccess)>>,
-    /// Kept for its allocation.
+    /// The results of the last call of [`Self::map`], kept to reuse the allocation.
     results: Vec<Result<(), GrantError>>,
 }
 
@@ -130,37 +130,37 @@ impl GrantPages {
         Ok(pages)
     }
 
-    /// The pages as guest memory: page n has the guest address 4096 * n.
+    /// Returns the pages as guest memory. Page n has the guest address 4096 * n.
     #[must_use]
     pub fn memory(&self) -> &Arc<GuestMemory> {
         &self.memory
     }
 
-    /// The pages as one mapping, for the words of a ring.
+    /// Returns the mapping of all pages, for the words of a ring.
     #[must_use]
     pub fn mapping(&self) -> &Arc<Mapping> {
         self.window.mapping()
     }
 
-    /// True once a page was cut away under us: all of them read as zeroes since.
+    /// True once a page's owner has truncated its memory: from then on all pages read as zeroes.
     #[must_use]
     pub fn is_broken(&self) -> bool {
         self.mapping().is_broken()
     }
 
-    /// Pages, mapped or not.
+    /// Returns the number of pages, mapped or not.
     #[must_use]
     pub fn len(&self) -> usize {
         self.mapped.len()
     }
 
-    /// True if no page is mapped.
+    /// True if no reference is mapped.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.mapped.is_empty()
     }
 
-    /// Pages to which a reference is mapped.
+    /// Returns the number of pages to which a reference is mapped.
     #[must_use]
     pub fn mapped_count(&self) -> usize {
         self.mapped.iter().flatten().count()
@@ -189,8 +189,8 @@ impl GrantPages {
         }
     }
 
-    /// Unmaps all references of `pages`: whole lots, whatever became of their references. Ranges
-    /// that follow each other cost one system call together.
+    /// Unmaps all references of `pages`, which must be whole lots, including references that could
+    /// not be mapped. Adjacent ranges are unmapped by one system call.
     pub fn unmap(&mut self, pages: impl Iterator<Item = Range<u32>>) {
         let mut run = 0..0;
         for range in pages {
@@ -209,7 +209,7 @@ impl GrantPages {
         if places.iter().all(Option::is_none) {
             return;
         }
-        // First the mapping, then the mark: the owner may use the page again as soon as it is gone.
+        // Unmap the page before the mark is removed: then the owner may reuse the page.
         self.window.clear(run);
         for (gref, _) in places.iter_mut().filter_map(Option::take) {
             self.mapper.forget(gref);
@@ -242,8 +242,8 @@ impl GrantPages {
         Ok(list.resolve(GuestAddr(addr), len, last)?)
     }
 
-    /// Leaves everything mapped for ever: the kernel or a thread may still use it. No page is
-    /// given out any more.
+    /// Leaves all pages mapped for ever, because the kernel or a thread may still use them. No page
+    /// can be resolved from then on.
     pub fn leak(&mut self) {
         self.mapped.clear();
         std::mem::forget(self.memory.clone());

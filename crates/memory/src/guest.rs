@@ -29,34 +29,34 @@ pub struct LastHit {
 }
 
 impl LastHit {
-    /// Remembers a region in place of the one that was found longer ago.
+    /// Stores a region in the place of the region that was found longer ago.
     fn note(&mut self, place: Place) {
         self.second = std::mem::replace(&mut self.first, place);
     }
 }
 
-/// Bytes of guest addresses for which the table of a snapshot has one entry, as a power of two.
+/// The size of a block of guest addresses as a power of two: a table has one entry for each block.
 const BLOCK_SHIFT: u32 = 21;
-/// Entries of the table at most: guest addresses up to 128 GiB.
+/// The maximum number of the table's entries: for guest addresses up to 128 GiB.
 const BLOCKS_MAX: u64 = 1 << 16;
-/// The entry of a block that must be searched.
+/// The entry of a block whose addresses must be searched.
 const SEARCH: u8 = u8::MAX;
-/// A snapshot of no more regions than this has no table: a [`LastHit`] remembers them all.
+/// A snapshot with at most this many regions has no table: a [`LastHit`] stores all of them.
 const REMEMBERED: usize = 2;
 
-/// The regions of a guest at one time. Immutable: a change makes a new snapshot, which shares the
-/// mappings that stay.
+/// The regions of a guest at one time, immutable: a change makes a new snapshot, which shares
+/// mappings.
 #[derive(Clone, Debug, Default)]
 pub struct GuestMemory {
     regions: Regions,
-    /// For each block of addresses the region that [`Self::searched`] finds for all of them.
+    /// For each block of addresses, the region that [`Self::searched`] finds for all its addresses.
     blocks: Box<[u8]>,
-    /// Where its pages are marked that are written, if its front-end has given a log.
+    /// The log in which written pages are marked, with the regions' addresses; `None`: no log.
     logged: Option<Arc<Logged>>,
 }
 
 impl GuestMemory {
-    /// One region from guest address 0 on.
+    /// Makes memory of one region, from guest address 0 on.
     #[must_use]
     pub fn of_mapping(mapping: Arc<Mapping>) -> Self {
         let size = mapping.size() as u64;
@@ -86,20 +86,20 @@ impl GuestMemory {
         Ok(self)
     }
 
-    /// Where pages are marked that are written.
+    /// Returns the log in which written pages are marked.
     #[must_use]
     pub fn log(&self) -> Option<&Arc<DirtyLog>> {
         self.logged.as_deref().map(Logged::log)
     }
 
-    /// Adds the pages of slices of this snapshot to `pages`, if it has a log.
+    /// Appends the pages of this snapshot's slices to `pages`, if the snapshot has a log.
     pub fn dirty_pages(&self, slices: &[GuestSlice<'_>], pages: &mut Vec<DirtyPages>) {
         if let Some(logged) = &self.logged {
             logged.pages(slices, pages);
         }
     }
 
-    /// The guest address of the front-end's address `addr`, if it is in a region.
+    /// Returns the guest address of the front-end's address `addr`; `None` if it is in no region.
     #[must_use]
     pub fn guest_address(&self, addr: u64) -> Option<u64> {
         self.specs().find_map(|spec| {
@@ -108,36 +108,37 @@ impl GuestMemory {
         })
     }
 
-    /// An id that only the regions of this snapshot have in this process; 0: there are none.
+    /// Returns an id that no other snapshot of this process has, except one with the same regions;
+    /// 0: there are no regions.
     #[must_use]
     #[inline]
     pub fn id(&self) -> u64 {
         self.regions.id()
     }
 
-    /// The mappings of the regions, by guest address.
+    /// Returns the mappings of the regions, sorted by guest address.
     pub fn mappings(&self) -> impl Iterator<Item = &Arc<Mapping>> {
         self.regions.list().iter().map(MappedRegion::mapping)
     }
 
-    /// The regions, by guest address.
+    /// Returns the regions, sorted by guest address.
     pub fn specs(&self) -> impl Iterator<Item = &RegionSpec> {
         self.regions.list().iter().map(MappedRegion::spec)
     }
 
-    /// How many regions there are.
+    /// Returns the number of regions.
     #[must_use]
     pub fn region_count(&self) -> usize {
         self.regions.list().len()
     }
 
-    /// Bytes of all regions together.
+    /// Returns the size of all regions together, in bytes.
     #[must_use]
     pub fn size(&self) -> u64 {
         self.specs().map(|s| s.size).sum()
     }
 
-    /// True once a region, or the log, was cut away under us.
+    /// True once the file of a region or of the log was truncated while it was mapped.
     #[must_use]
     pub fn is_broken(&self) -> bool {
         self.regions.list().iter().any(|r| r.mapping().is_broken())
@@ -214,7 +215,7 @@ impl GuestMemory {
         Self::of_regions(regions).logged(self.log().cloned())
     }
 
-    /// A snapshot without the region at these addresses; the same snapshot if there is none.
+    /// Returns a snapshot without the region of these addresses; the same one if there is none.
     #[must_use]
     pub fn without_region(&self, spec: &RegionSpec) -> Self {
         let same = |s: &RegionSpec| {
@@ -222,7 +223,7 @@ impl GuestMemory {
         };
         let left: Vec<_> =
             self.regions.list().iter().filter(|r| !same(r.spec())).cloned().collect();
-        // A log that was long enough for more regions is so for these.
+        // The log has a bit for each page of the former regions, so it has one for these.
         let unlogged = Self::of_regions(left);
         unlogged.clone().logged(self.log().cloned()).unwrap_or(unlogged)
     }
@@ -243,7 +244,7 @@ impl GuestMemory {
         self.each_slice(addr, len, last, |slice| out.push(slice))
     }
 
-    /// Calls `each` for every slice of `len` bytes at `addr`, in order.
+    /// Calls `each` for every slice of the `len` bytes at `addr`, in order.
     #[inline]
     pub(crate) fn each_slice<'m>(
         &'m self,
@@ -259,7 +260,7 @@ impl GuestMemory {
         self.slices_searched(addr, len.into(), last, each)
     }
 
-    /// The `len` bytes at `addr`, if one of the two regions that `last` knows holds them all.
+    /// Returns the `len` bytes at `addr`, if one of the two regions in `last` contains all of them.
     #[must_use]
     #[inline]
     pub fn slice<'m>(
@@ -273,7 +274,7 @@ impl GuestMemory {
         known.or_else(|| last.second.slice(&self.regions, addr, len))
     }
 
-    /// The region that begins last at or before `addr`: by the table, or by a search.
+    /// Returns the index of the region that begins last at or before `addr`, by table or search.
     fn region_at(&self, addr: u64) -> Option<usize> {
         let block = usize::try_from(addr >> BLOCK_SHIFT).ok()?;
         match self.blocks.get(block) {
@@ -282,7 +283,8 @@ impl GuestMemory {
         }
     }
 
-    /// The way past the last hits: finds the region, and follows from region to region.
+    /// Finds the region of `addr` without the last hits, and appends the slices of it and of the
+    /// regions behind it.
     #[cold]
     fn slices_searched<'m>(
         &'m self,
@@ -330,12 +332,12 @@ impl GuestMemory {
     }
 }
 
-/// The region that begins last at or before `addr`.
+/// Returns the index of the region that begins last at or before `addr`, by a binary search.
 fn searched(regions: &[MappedRegion], addr: u64) -> Option<usize> {
     regions.partition_point(|r| r.spec().guest_addr <= addr).checked_sub(1)
 }
 
-/// Puts a region in its place, unless it overlaps one that is there.
+/// Inserts a region in the order of guest addresses. Fails if it overlaps another region.
 fn insert(
     regions: &mut Vec<MappedRegion>,
     spec: RegionSpec,

@@ -5,12 +5,12 @@ use crate::touch::touched;
 use std::marker::PhantomData;
 use std::ptr::NonNull;
 
-/// Bytes from which on a copy of memory that another CPU has just written uses `rep movsb`.
+/// From this many bytes on, memory that another CPU has just written is copied with `rep movsb`.
 const LONG: usize = 2048;
-/// Bytes of a cache line.
+/// The size of a cache line in bytes.
 #[cfg(any(target_arch = "x86_64", test))]
 const CACHE_LINE: usize = 64;
-/// Bytes that are prefetched at most.
+/// The most bytes that are prefetched.
 #[cfg(any(target_arch = "x86_64", test))]
 const PREFETCH_MAX: usize = 1536;
 
@@ -60,27 +60,27 @@ impl<'m> GuestSlice<'m> {
         GuestSlice(self.0, PhantomData)
     }
 
-    /// Bytes.
+    /// Returns the length in bytes.
     #[must_use]
     #[inline]
     pub fn len(&self) -> usize {
         self.0.iov_len
     }
 
-    /// True if there are no bytes.
+    /// True if the length is 0.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// The host address, for alignment checks.
+    /// Returns the host address of the first byte, for alignment checks.
     #[must_use]
     #[inline]
     pub fn address(&self) -> usize {
         self.0.iov_base as usize
     }
 
-    /// The first `at` bytes and the rest; `at` is clamped to the length.
+    /// Returns the first `at` bytes, and the rest. A larger `at` counts as the length.
     #[must_use]
     pub fn split_at(self, at: usize) -> (Self, Self) {
         let at = at.min(self.len());
@@ -88,7 +88,7 @@ impl<'m> GuestSlice<'m> {
         (Self::at(self.0.iov_base, at), Self::at(rest, self.len() - at))
     }
 
-    /// Copies bytes out; returns how many (the shorter of both).
+    /// Copies bytes out of guest memory. Returns how many: the shorter length of the two.
     #[inline]
     pub fn read_into(&self, bytes: &mut [u8]) -> usize {
         touched();
@@ -100,7 +100,7 @@ impl<'m> GuestSlice<'m> {
         n
     }
 
-    /// Copies the first `N` bytes out; `None` if there are fewer. `N` is known to the compiler: a
+    /// Copies the first `N` bytes out; `None` if there are fewer. The compiler knows `N`, so a
     /// header costs two moves and no call.
     #[must_use]
     #[inline]
@@ -117,7 +117,7 @@ impl<'m> GuestSlice<'m> {
         Some(bytes)
     }
 
-    /// Writes the first byte; nothing if there is none.
+    /// Writes the first byte; does nothing if the slice is empty.
     #[inline]
     pub fn write_byte(&self, byte: u8) {
         touched();
@@ -127,7 +127,7 @@ impl<'m> GuestSlice<'m> {
         }
     }
 
-    /// Copies bytes in; returns how many (the shorter of both).
+    /// Copies bytes into guest memory. Returns how many: the shorter length of the two.
     #[inline]
     pub fn write_from(&self, bytes: &[u8]) -> usize {
         touched();
@@ -139,8 +139,7 @@ impl<'m> GuestSlice<'m> {
         n
     }
 
-    /// Writes `N` bytes; false if there is no room for all of them. `N` is known to the compiler,
-    /// as in [`Self::read_array`].
+    /// Writes `N` bytes; false if the slice is shorter. The compiler knows `N` (`read_array`).
     #[inline]
     pub fn write_array<const N: usize>(&self, bytes: &[u8; N]) -> bool {
         touched();
@@ -154,7 +153,7 @@ impl<'m> GuestSlice<'m> {
         true
     }
 
-    /// Copies from another slice, which may overlap; returns how many (the shorter of both).
+    /// Copies from another slice, which may overlap. Returns how many bytes: the shorter length.
     #[inline]
     pub fn copy_from(&self, other: &GuestSlice<'_>) -> usize {
         touched();
@@ -166,8 +165,7 @@ impl<'m> GuestSlice<'m> {
         n
     }
 
-    /// Copies from another slice, as [`Self::copy_from`], where another CPU has just written the
-    /// bytes.
+    /// Copies as [`Self::copy_from`] does, from bytes that another CPU has just written.
     #[inline]
     fn copy_from_afar(&self, other: &GuestSlice<'_>) -> usize {
         touched();
@@ -181,9 +179,9 @@ impl<'m> GuestSlice<'m> {
         n
     }
 
-    /// Asks for the first two cache lines, to write them soon: fetching a line that another CPU has
-    /// written takes the time of a hundred instructions, and prefetched lines come side by side. A
-    /// hint: nothing is read or written.
+    /// Prefetches the first two cache lines, which are written soon. Fetching a line that another
+    /// CPU has written takes as long as a hundred instructions, and prefetched lines are fetched in
+    /// parallel. Reads and writes nothing.
     #[inline]
     pub fn prefetch_for_write(&self) {
         #[cfg(all(target_arch = "x86_64", not(miri)))]
@@ -204,9 +202,9 @@ impl<'m> GuestSlice<'m> {
         }
     }
 
-    /// Asks for the cache lines of a short frame, to read them soon: while a system call works on
-    /// one frame, the next one comes from the cache of the CPU that wrote it. A hint: nothing is
-    /// read.
+    /// Prefetches the cache lines of a short frame, which is read soon. While a system call works
+    /// on one frame, the next one is fetched from the cache of the CPU that wrote it. Reads
+    /// nothing.
     #[inline]
     pub fn prefetch_for_read(&self) {
         #[cfg(all(target_arch = "x86_64", not(miri)))]
@@ -258,8 +256,8 @@ unsafe fn copy_long(source: *const u8, target: *mut u8, n: usize) {
     unsafe { std::ptr::copy(source, target, n) };
 }
 
-/// Where the cache lines of `len` bytes at `base` begin, as far as they are asked for ahead. A
-/// frame lies behind its header of 12 bytes, and so in one line more than it fills.
+/// Returns the addresses of the cache lines of `len` bytes at `base` that are prefetched. A frame
+/// lies behind its header of 12 bytes, so it can touch one line more than its length suggests.
 #[cfg(any(target_arch = "x86_64", test))]
 #[inline]
 fn lines(base: usize, len: usize) -> impl Iterator<Item = usize> {
@@ -267,8 +265,9 @@ fn lines(base: usize, len: usize) -> impl Iterator<Item = usize> {
     (base & !(CACHE_LINE - 1)..end).step_by(CACHE_LINE)
 }
 
-/// The slices as the iovec array of a system call. The bytes are mapped as long as the slices are
-/// borrowed: a call that goes on after it has returned (io_uring) needs more than this borrow.
+/// Returns the slices as the iovec array of a system call. The borrow keeps the bytes mapped only
+/// during the call. A call that continues after it has returned (io_uring) must keep them mapped by
+/// other means.
 #[must_use]
 #[inline]
 pub fn as_iovecs<'a>(slices: &'a [GuestSlice<'_>]) -> &'a [libc::iovec] {
@@ -277,18 +276,18 @@ pub fn as_iovecs<'a>(slices: &'a [GuestSlice<'_>]) -> &'a [libc::iovec] {
     unsafe { std::slice::from_raw_parts(slices.as_ptr().cast(), slices.len()) }
 }
 
-/// Bytes of all slices together.
+/// Returns the bytes of all slices together.
 #[must_use]
 #[inline]
 pub fn total_len(slices: &[GuestSlice]) -> u64 {
-    // Most often there is one slice, and the loop below would cost twenty instructions more.
+    // Most often there is one slice, for which the loop would cost twenty instructions more.
     if let [only] = slices {
         return only.len() as u64;
     }
     slices.iter().map(|s| s.len() as u64).sum()
 }
 
-/// Drops the first `n` bytes, after a system call that did only a part.
+/// Removes the first `n` bytes, after a system call that has transferred only a part.
 pub fn advance(slices: &mut Vec<GuestSlice<'_>>, mut n: usize) {
     let mut whole = 0;
     for slice in slices.iter_mut() {
@@ -302,7 +301,7 @@ pub fn advance(slices: &mut Vec<GuestSlice<'_>>, mut n: usize) {
     slices.drain(..whole);
 }
 
-/// Copies the first bytes of `slices` out; returns how many.
+/// Copies the first bytes of `slices` into `bytes`. Returns how many were copied.
 #[inline]
 pub fn copy_from_slices(slices: &[GuestSlice], bytes: &mut [u8]) -> usize {
     let mut done = 0;
@@ -315,7 +314,7 @@ pub fn copy_from_slices(slices: &[GuestSlice], bytes: &mut [u8]) -> usize {
     done
 }
 
-/// Copies `bytes` to the start of `slices`; returns how many fitted.
+/// Copies `bytes` to the beginning of `slices`. Returns how many were copied.
 #[inline]
 pub fn copy_to_slices(slices: &[GuestSlice], bytes: &[u8]) -> usize {
     let mut done = 0;
@@ -328,9 +327,9 @@ pub fn copy_to_slices(slices: &[GuestSlice], bytes: &[u8]) -> usize {
     done
 }
 
-/// Copies the bytes of `sources`, in order, to the bytes of `targets` behind the first `skip`;
-/// returns how many fitted. Another CPU has just written them: this is how frames get from guest to
-/// guest.
+/// Copies the bytes of `sources`, in order, to `targets` behind their first `skip` bytes. Returns
+/// how many were copied. Frames go from guest to guest by this function, so another CPU has just
+/// written the bytes.
 pub fn copy_between<'a>(
     targets: impl Iterator<Item = &'a GuestSlice<'a>>,
     mut skip: usize,

@@ -1,4 +1,4 @@
-//! `Kept`: how many references a queue keeps mapped, and how many its guest may keep.
+//! `Kept`: counts the references that a queue keeps mapped, and limits those of its guest.
 //!
 //! A process has room for a bounded number of pieces that stay mapped (`window.rs`). The guests
 //! whose queues keep references **share that room by domain**: a guest's share is the same whatever
@@ -19,24 +19,24 @@ use crate::window::{has_room_to_keep, room_to_keep};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-/// How long a queue of a guest that keeps much sleeps at most before it looks at the count again.
+/// The longest sleep of a queue whose guest keeps much, before the queue reads the count again.
 pub(crate) const SLEEP_NS: u64 = 1_000_000_000;
-/// A guest keeps much if it keeps more than one part in this many of the room.
+/// A guest keeps much if it keeps more than this fraction (one in ..) of the room.
 const MUCH: usize = 16;
 
-/// The guests whose queues keep references, by who lends the pages.
+/// The guests whose queues keep references, by the domain that lends the pages.
 static GUESTS: Mutex<Vec<(Lends, Weak<Guest>)>> = Mutex::new(Vec::new());
-/// How many of them there are.
+/// The number of these guests.
 static COUNT: AtomicUsize = AtomicUsize::new(0);
 /// How often a guest below its share found no room.
 static LACKING: AtomicU64 = AtomicU64::new(0);
 
-/// Who lends pages.
+/// The domain that lends pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Lends {
-    /// A domain of this machine's Xen.
+    /// A domain of the Xen on this machine.
     Domain(u16),
-    /// A simulated domain: device and inode of the file that is its memory.
+    /// A simulated domain: the device and inode of the file that holds its memory.
     Memory(u64, u64),
 }
 
@@ -68,27 +68,27 @@ impl Drop for Guest {
     }
 }
 
-/// The references that one queue keeps. On drop they are taken off its guest's number.
+/// The references that one queue keeps. Drop subtracts them from its guest's number.
 #[derive(Debug)]
 pub(crate) struct Kept {
     guest: Arc<Guest>,
-    /// The references of the guest that this queue keeps.
+    /// The number of references that this queue keeps.
     count: usize,
-    /// The value of [`LACKING`] at the last look.
+    /// The value of [`LACKING`] at the last [`Self::look`].
     lacking: u64,
-    /// Nobody lacked room between the last two looks.
+    /// True if no guest lacked room between the last two calls of [`Self::look`].
     may_exceed: bool,
 }
 
 impl Kept {
-    /// The references of a queue whose guest's pages are lent by `lends`: none yet.
+    /// Makes the count of a queue that keeps nothing yet. `lends`: the domain of its guest.
     pub(crate) fn new(lends: Lends) -> Self {
         let lacking = LACKING.load(Ordering::Relaxed);
         Self { guest: Guest::of(lends), count: 0, lacking, may_exceed: true }
     }
 
-    /// True if the queue may keep one more reference, beside `planned` pieces that are yet to be
-    /// put and of which no window knows.
+    /// True if the queue may keep one more reference. `planned`: pieces that are about to be
+    /// mapped, and that no window has counted yet.
     pub(crate) fn has_room(&self, planned: usize) -> bool {
         let has_room = has_room_to_keep(planned);
         if self.guest.kept.load(Ordering::Relaxed) >= share() {
@@ -100,20 +100,20 @@ impl Kept {
         has_room
     }
 
-    /// One more reference is kept.
+    /// Counts one more reference that the queue keeps.
     pub(crate) fn add(&mut self) {
         self.count += 1;
         self.guest.kept.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Notes that the queue keeps `count` references fewer.
+    /// Subtracts `count` references that the queue no longer keeps.
     pub(crate) fn remove(&mut self, count: usize) {
         debug_assert!(count <= self.count, "{count} of {} kept references", self.count);
         self.count -= count;
         self.guest.kept.fetch_sub(count, Ordering::Relaxed);
     }
 
-    /// A look: how many references the queue has to give up for guests that lack room.
+    /// Reads the count of lacking guests. Returns how many references the queue must give up.
     pub(crate) fn look(&mut self) -> usize {
         let lacking = LACKING.load(Ordering::Relaxed);
         self.may_exceed = lacking == self.lacking;
@@ -126,7 +126,7 @@ impl Kept {
         (above.div_ceil(2) * self.count).div_ceil(kept)
     }
 
-    /// True if the queue has to look again though it sleeps.
+    /// True if the queue must call [`Self::look`] again, even if it sleeps.
     pub(crate) fn is_much(&self) -> bool {
         self.count > 0 && self.guest.kept.load(Ordering::Relaxed) > room_to_keep() / MUCH
     }
@@ -138,7 +138,7 @@ impl Drop for Kept {
     }
 }
 
-/// How many references a guest may keep whatever other guests keep.
+/// Returns how many references a guest may keep, however many other guests keep.
 fn share() -> usize {
     room_to_keep() / COUNT.load(Ordering::Relaxed).max(1)
 }

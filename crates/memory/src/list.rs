@@ -40,32 +40,32 @@ impl<'a> Deref for Pieces<'a> {
 }
 
 impl<'a> Pieces<'a> {
-    /// The slices.
+    /// Returns the slices.
     #[must_use]
     #[inline]
     pub fn as_slices(self) -> &'a [GuestSlice<'a>] {
         self.slices
     }
 
-    /// The snapshot that they lie in.
+    /// Returns the snapshot in which the slices lie.
     #[must_use]
     pub fn memory(self) -> &'a Arc<GuestMemory> {
         self.memory
     }
 
-    /// The last byte of all, to be written later.
+    /// Returns the last byte of the last slice, to be written later; `None` if there are no slices.
     #[must_use]
     #[inline]
     pub fn last_byte(self) -> Option<KeptByte> {
         let last = self.slices.last()?;
         let byte = last.split_at(last.len().checked_sub(1)?).1;
-        // SAFETY: it is written only through a borrow of the snapshot that it lies in.
+        // SAFETY: the byte is written only through a borrow of the snapshot in which it lies.
         Some(KeptByte { byte: unsafe { byte.keep() }, snapshot: self.memory.id() })
     }
 }
 
-/// A byte of guest memory that is written later, by a caller who shows its snapshot again:
-/// thousands of such bytes need no reference count of their own.
+/// A byte of guest memory that is written later, by a caller that has its snapshot. So thousands of
+/// such bytes need no reference count of their own.
 #[derive(Clone, Copy, Debug)]
 pub struct KeptByte {
     byte: GuestSlice<'static>,
@@ -73,7 +73,7 @@ pub struct KeptByte {
 }
 
 impl KeptByte {
-    /// True if it lies in `memory`.
+    /// True if the byte lies in `memory`.
     #[must_use]
     #[inline]
     pub fn is_in(&self, memory: &GuestMemory) -> bool {
@@ -91,23 +91,23 @@ impl KeptByte {
     }
 }
 
-/// Slices of one snapshot, and the snapshot. Reused: no allocation once it has grown.
+/// Slices of one snapshot, and that snapshot. The list is reused, and allocates only when it grows.
 #[derive(Debug, Default)]
 pub struct SliceList {
-    /// Lent only while `self` is borrowed, which holds their memory: not `'static` as the type
-    /// says.
+    /// The slices are lent only while `self`, which keeps their memory mapped, is borrowed. They
+    /// are not `'static`, as the type says.
     slices: Vec<GuestSlice<'static>>,
     memory: Arc<GuestMemory>,
 }
 
 impl SliceList {
-    /// An empty list.
+    /// Makes an empty list.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Empties the list; slices that are added from now on lie in `memory`.
+    /// Empties the list, for slices of `memory`.
     #[inline]
     pub fn restart(&mut self, memory: &Arc<GuestMemory>) {
         self.slices.clear();
@@ -116,58 +116,58 @@ impl SliceList {
         }
     }
 
-    /// Empties the list, which keeps its snapshot for the next use.
+    /// Empties the list, but keeps its snapshot for the next use.
     #[inline]
     pub fn clear(&mut self) {
         self.slices.clear();
     }
 
-    /// Empties the list and lets go of its snapshot, which may be unmapped then.
+    /// Empties the list and drops its reference to the snapshot, which may then be unmapped.
     pub fn release(&mut self) {
         self.restart(&Arc::default());
     }
 
-    /// Slices in the list.
+    /// Returns the number of slices.
     #[must_use]
     #[inline]
     pub fn len(&self) -> usize {
         self.slices.len()
     }
 
-    /// True if there are no slices.
+    /// True if the list has no slices.
     #[must_use]
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.slices.is_empty()
     }
 
-    /// The snapshot that the slices lie in.
+    /// Returns the snapshot in which the slices lie.
     #[must_use]
     pub fn memory(&self) -> &Arc<GuestMemory> {
         &self.memory
     }
 
-    /// True once memory of the guest's was cut away under us: it reads as zeroes since then.
+    /// True once guest memory was truncated: since then it reads as zeroes.
     #[must_use]
     pub fn is_broken(&self) -> bool {
         self.memory.is_broken()
     }
 
-    /// All slices.
+    /// Returns all slices.
     #[must_use]
     #[inline]
     pub fn as_slices(&self) -> &[GuestSlice<'_>] {
         &self.slices
     }
 
-    /// All slices, with the snapshot.
+    /// Returns all slices, with their snapshot.
     #[must_use]
     #[inline]
     pub fn all(&self) -> Pieces<'_> {
         Pieces { memory: &self.memory, slices: &self.slices }
     }
 
-    /// The slices of a range of indexes, with the snapshot.
+    /// Returns the slices of a range of indexes, with their snapshot.
     #[must_use]
     #[inline]
     pub fn pieces(&self, range: Range<usize>) -> Pieces<'_> {
@@ -199,7 +199,7 @@ impl SliceList {
     #[inline]
     pub fn extend(&mut self, pieces: Pieces<'_>) {
         self.adopt(pieces);
-        // SAFETY: they lie in `pieces.memory`, which is `self.memory` now; see `resolve`.
+        // SAFETY: the slices lie in `pieces.memory`, which is now `self.memory`; see `resolve`.
         self.slices.extend(pieces.iter().map(|slice| unsafe { slice.keep() }));
     }
 
@@ -229,17 +229,17 @@ impl SliceList {
         Ok(list)
     }
 
-    /// Drops all slices behind the first `len`.
+    /// Removes all slices behind the first `len`.
     pub fn truncate(&mut self, len: usize) {
         self.slices.truncate(len);
     }
 
-    /// Drops the first `n` bytes, after a system call that did only a part.
+    /// Removes the first `n` bytes, after a system call that has transferred only a part.
     pub fn advance(&mut self, n: usize) {
         crate::iov::advance(&mut self.slices, n);
     }
 
-    /// Gives back memory of a list that has grown beyond `slices`.
+    /// Shrinks the allocation of a list that has grown beyond `slices` entries.
     pub fn shrink_to(&mut self, slices: usize) {
         self.slices.shrink_to(slices);
     }
@@ -253,16 +253,16 @@ impl SliceList {
     }
 }
 
-/// Slices of one snapshot, and the snapshot: added behind, taken from the front.
+/// Slices of one snapshot, and that snapshot. Slices are added at the end and removed at the front.
 #[derive(Debug, Default)]
 pub struct SliceQueue {
-    /// As in [`SliceList`].
+    /// The lifetime is as in [`SliceList`].
     slices: Row<GuestSlice<'static>>,
     memory: Arc<GuestMemory>,
 }
 
 impl SliceQueue {
-    /// An empty queue.
+    /// Makes an empty queue.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
@@ -283,13 +283,13 @@ impl SliceQueue {
         self.slices.extend(pieces.iter().map(|slice| unsafe { slice.keep() }));
     }
 
-    /// The slices, from the front.
+    /// Returns the slices, from the front.
     #[inline]
     pub fn iter(&self) -> impl Iterator<Item = &GuestSlice<'_>> {
         self.slices.as_slice().iter()
     }
 
-    /// The slice at `index` from the front.
+    /// Returns the slice at `index` from the front.
     #[must_use]
     #[inline]
     pub fn piece(&self, index: usize) -> Option<Pieces<'_>> {
@@ -297,57 +297,57 @@ impl SliceQueue {
         Some(Pieces { memory: &self.memory, slices: std::slice::from_ref(slice) })
     }
 
-    /// Slices in the queue.
+    /// Returns the number of slices.
     #[must_use]
     #[inline]
     pub fn len(&self) -> usize {
         self.slices.len()
     }
 
-    /// True if there are no slices.
+    /// True if the queue has no slices.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.slices.is_empty()
     }
 
-    /// Drops the first `count` slices.
+    /// Removes the first `count` slices.
     #[inline]
     pub fn drop_front(&mut self, count: usize) {
         self.slices.drop_front(count);
     }
 
-    /// Empties the queue and lets go of its snapshot, which may be unmapped then.
+    /// Empties the queue and drops its reference to the snapshot, which may then be unmapped.
     pub fn release(&mut self) {
         self.slices.clear();
         self.memory = Arc::default();
     }
 }
 
-/// Slices of private memory and of one guest's snapshot, in any order: the iovec of a system call.
+/// Slices of private memory and of one guest's snapshot, in any order, for one system call.
 #[derive(Debug)]
 pub struct Gather {
-    /// The slices of both kinds; its snapshot is that of the guest's.
+    /// The slices of both kinds, with the guest's snapshot.
     list: SliceList,
-    /// True if some are the guest's: the snapshot must stay.
+    /// True if some slices are the guest's, so that the snapshot must stay.
     has_pieces: bool,
     own: Arc<Mapping>,
 }
 
 impl Gather {
-    /// An empty list, for slices of `own` too.
+    /// Makes an empty list, which can also hold slices of the private memory `own`.
     #[must_use]
     pub fn new(own: Arc<Mapping>) -> Self {
         Self { list: SliceList::new(), has_pieces: false, own }
     }
 
-    /// The private memory, from which [`Self::push_own`] takes slices.
+    /// Returns the private memory, of which [`Self::push_own`] adds slices.
     #[must_use]
     #[inline]
     pub fn own(&self) -> &Mapping {
         &self.own
     }
 
-    /// Adds `len` bytes at `offset` of the private memory. False if they are not all inside.
+    /// Adds `len` bytes at `offset` of the private memory; false if they are not all inside.
     #[inline]
     pub fn push_own(&mut self, offset: usize, len: usize) -> bool {
         let Some(slice) = self.own.slice(offset, len) else { return false };
@@ -356,8 +356,8 @@ impl Gather {
         true
     }
 
-    /// Adds two slices of the private memory that lie one behind the other at `offset`: of `FIRST`
-    /// bytes and of `len`. Returns both; `None`, and nothing is added, if they are not all inside.
+    /// Adds two adjacent slices of the private memory at `offset`, with `FIRST` and `len` bytes.
+    /// Returns both; `None`, and nothing is added, if they are not all inside.
     #[inline]
     pub fn push_own_pair<const FIRST: usize>(
         &mut self,
@@ -394,32 +394,32 @@ impl Gather {
     pub fn replace(&mut self, index: usize, pieces: Pieces<'_>, skip: usize) {
         if let (Some(target), Some(slice)) = (self.list.slices.get_mut(index), pieces.first()) {
             assert!(Arc::ptr_eq(&self.list.memory, pieces.memory), "slices of two snapshots");
-            // SAFETY: it lies in `pieces.memory`, which is the list's.
+            // SAFETY: the slice lies in `pieces.memory`, which is the list's snapshot.
             *target = unsafe { slice.split_at(skip).1.keep() };
         }
     }
 
-    /// All slices.
+    /// Returns all slices.
     #[must_use]
     #[inline]
     pub fn as_slices(&self) -> &[GuestSlice<'_>] {
         self.list.as_slices()
     }
 
-    /// True once a region of the guest's was cut away under us: it reads as zeroes since.
+    /// True once the guest's memory was truncated: since then it reads as zeroes.
     #[must_use]
     pub fn is_broken(&self) -> bool {
         self.list.memory.is_broken()
     }
 
-    /// True if slices of the guest's that `other` holds can be added.
+    /// True if the guest's slices in `other` can be added to this list.
     #[must_use]
     #[inline]
     pub fn is_compatible(&self, other: &Self) -> bool {
         !self.has_pieces || Arc::ptr_eq(&self.list.memory, &other.list.memory)
     }
 
-    /// The slices of a range of indexes, if all of them are the guest's.
+    /// Returns the slices of a range of indexes, if all of them are the guest's.
     #[must_use]
     pub fn pieces(&self, range: Range<usize>) -> Option<Pieces<'_>> {
         let ours = self.own.slice(0, self.own.size())?;
@@ -429,34 +429,34 @@ impl Gather {
         (!pieces.iter().any(is_ours)).then_some(pieces)
     }
 
-    /// Slices in the list.
+    /// Returns the number of slices.
     #[must_use]
     #[inline]
     pub fn len(&self) -> usize {
         self.list.len()
     }
 
-    /// True if there are no slices.
+    /// True if the list has no slices.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.list.is_empty()
     }
 
-    /// Empties the list, which keeps its snapshot for the next use.
+    /// Empties the list, but keeps its snapshot for the next use.
     #[inline]
     pub fn clear(&mut self) {
         self.has_pieces = false;
         self.list.clear();
     }
 
-    /// Empties the list and lets go of its snapshot, which may be unmapped then.
+    /// Empties the list and drops its reference to the snapshot, which may then be unmapped.
     pub fn release(&mut self) {
         self.has_pieces = false;
         self.list.release();
     }
 }
 
-/// Calls `each` for the parts of `slices` that hold the `len` bytes behind the first `skip`.
+/// Calls `each` for the parts of `slices` with the `len` bytes that follow the first `skip` bytes.
 #[inline(always)]
 #[allow(
     clippy::inline_always,

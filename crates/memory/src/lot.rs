@@ -3,16 +3,16 @@
 use crate::error::MemoryError;
 use std::ops::Range;
 
-/// A grant reference (gref): names an entry in the grant table of the domain that lends the page.
+/// A grant reference: the index of an entry in the grant table of the domain that lends the page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct GrantRef(pub u32);
 
-/// The access that a page is mapped for.
+/// The access for which a page is mapped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GrantAccess {
-    /// We read it: the data of a write request. Its owner may have granted it read-only.
+    /// This process reads the page, which its owner may have granted read-only.
     Read,
-    /// We read and write it.
+    /// This process reads and writes the page.
     Write,
 }
 
@@ -38,19 +38,19 @@ pub enum GrantError {
     Memory(#[from] MemoryError),
 }
 
-/// References that are mapped together, with the same access, to pages that follow each other, and
-/// unmapped together: the segments of one request.
+/// References that are mapped together, with the same access, to adjacent pages, and unmapped
+/// together: the segments of one request.
 #[derive(Clone, Copy, Debug)]
 pub struct Lot<'a> {
-    /// The page of the first reference.
+    /// The index of the page to which the first reference is mapped.
     pub page: u32,
-    /// The access to all of the pages.
+    /// The access for which all pages are mapped.
     pub access: GrantAccess,
     /// The references.
     pub grefs: &'a [GrantRef],
 }
 
-/// Which pages of `lot` are those of its references.
+/// Returns the range of pages to which the references of `lot` are mapped.
 pub(crate) fn pages_of(lot: &Lot<'_>) -> Range<usize> {
     let first = lot.page as usize;
     first..first + lot.grefs.len()

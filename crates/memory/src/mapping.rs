@@ -15,23 +15,23 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Bytes of a page of the host.
+/// The size of a page of the host in bytes.
 pub(crate) const PAGE: usize = 4096;
 
-/// Bytes of files that all mappings of this process may have together: half of the addresses of a
-/// process. A sparse file needs no memory, so without the bound a front-end could take all
+/// The most bytes that all mappings of files in this process may have together: half of a process's
+/// addresses. A sparse file needs no memory. Without the bound a front-end could use up all
 /// addresses, and this process could start no thread and allocate nothing more.
 const FILE_BYTES_MAX: u64 = 1 << 46;
 
-/// Bytes that any thread may unmap, since it takes no time: the journal of a ring, for example.
+/// Any thread may unmap so few bytes, since that takes no time: a ring's journal, for example.
 const SMALL: usize = 2 << 20;
 
-/// The addresses among which windows are placed: 8 TiB.
+/// The addresses at which windows are placed: a range of 8 TiB.
 pub(crate) const WINDOWS: Range<u64> = 32 << 40..40 << 40;
-/// How many places are tried for one window before it is given up.
+/// How many addresses are tried for a window before it is refused.
 const PLACES_MAX: usize = 64;
 
-/// Addresses that a mapping of a file has taken of [`FILE_BYTES_MAX`]; given back on drop.
+/// The bytes that a mapping of a file has taken of [`FILE_BYTES_MAX`]. Drop returns them.
 #[derive(Debug)]
 struct AddressShare(u64);
 
@@ -55,14 +55,14 @@ impl Drop for AddressShare {
 #[derive(Debug)]
 pub struct Mapping {
     base: NonNull<u8>,
-    /// Bytes that are mapped: whole pages, huge ones on hugetlbfs.
+    /// The length of the mapping in bytes: whole pages, or huge pages on hugetlbfs.
     len: usize,
-    /// Bytes that were asked for.
+    /// The number of bytes that the caller has requested.
     size: usize,
-    /// Bytes between the start of the mapping and the first byte that was asked for.
+    /// Bytes between the start of the mapping and the first requested byte.
     skip: usize,
     watch: Option<sigbus::Watch>,
-    /// The part of [`FILE_BYTES_MAX`] that a file's mapping takes; given back when it is unmapped.
+    /// The bytes that a file's mapping has taken of [`FILE_BYTES_MAX`], returned after unmapping.
     share: Option<AddressShare>,
 }
 
@@ -184,7 +184,7 @@ impl Mapping {
         Ok(whole)
     }
 
-    /// The host's addresses of all pages.
+    /// Returns the host addresses of all pages.
     #[must_use]
     pub fn addresses(&self) -> Range<usize> {
         let base = self.base.as_ptr().addr();
@@ -239,21 +239,21 @@ impl Mapping {
         Ok(mapping)
     }
 
-    /// Bytes that were asked for.
+    /// Returns the requested size in bytes.
     #[must_use]
     pub fn size(&self) -> usize {
         self.size
     }
 
-    /// True once the memory was cut away under us and replaced by zeroes.
+    /// True once the file was truncated while mapped: parts of the mapping are zeroes since then.
     #[must_use]
     pub fn is_broken(&self) -> bool {
         self.watch.as_ref().is_some_and(sigbus::Watch::is_broken)
     }
 
-    /// `len` bytes at `offset`, or `None` if they are not all inside. They stay mapped while the
-    /// mapping is borrowed: it is unmapped when it is dropped, and at no other time. (Memory that
-    /// is cut away is replaced in place.)
+    /// Returns `len` bytes at `offset`; `None` if they are not all inside. The bytes stay mapped
+    /// while the mapping is borrowed, since only its drop unmaps it. Truncated memory is replaced
+    /// in place.
     #[must_use]
     #[inline]
     pub fn slice(&self, offset: usize, len: usize) -> Option<GuestSlice<'_>> {
@@ -264,7 +264,7 @@ impl Mapping {
         Some(unsafe { GuestSlice::new(self.address(offset), len) })
     }
 
-    /// The address of byte `offset`, which the caller has checked to be inside or at the end.
+    /// Returns the host address of byte `offset`, which must be inside the mapping or at its end.
     pub(crate) fn address(&self, offset: usize) -> NonNull<u8> {
         debug_assert!(offset <= self.size());
         // SAFETY: skip + offset <= len, as checked by every caller, so this stays in the mapping.
@@ -283,7 +283,7 @@ impl Drop for Mapping {
     }
 }
 
-/// Reserves `len` bytes somewhere among [`WINDOWS`].
+/// Reserves `len` bytes at a random address in [`WINDOWS`].
 fn reserve(len: usize) -> Result<*mut core::ffi::c_void, MemoryError> {
     let room =
         (WINDOWS.end - WINDOWS.start).checked_sub(len as u64).ok_or(MemoryError::Overflow)?;
@@ -291,11 +291,11 @@ fn reserve(len: usize) -> Result<*mut core::ffi::c_void, MemoryError> {
     let flags = flags | MapFlags::NORESERVE | MapFlags::FIXED_NOREPLACE;
     let mut refusal = Errno::NOMEM;
     for _ in 0..PLACES_MAX {
-        // A place of the process's own random choice, so that nobody can tell addresses ahead.
+        // The address is random, so that nobody can predict it.
         let random = std::hash::RandomState::new().build_hasher().finish();
         let place = WINDOWS.start + random % (room + 1) / PAGE as u64 * PAGE as u64;
         let place = std::ptr::without_provenance_mut(host_size(place));
-        // SAFETY: with FIXED_NOREPLACE the kernel takes nobody's memory.
+        // SAFETY: with FIXED_NOREPLACE the kernel replaces no other mapping.
         match unsafe { mmap_anonymous(place, len, prot, flags) } {
             Ok(base) => return Ok(base),
             Err(errno) => refusal = errno,

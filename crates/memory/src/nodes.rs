@@ -6,13 +6,13 @@ use crate::sigbus;
 use rustix::io::Errno;
 use std::path::Path;
 
-/// Most nodes that are told apart; the kernel has no more.
+/// The largest number of nodes that a sample counts; the kernel supports no more.
 const NODES_MAX: usize = 1024;
 
 /// The NUMA nodes of a host that has several.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Topology {
-    /// By a node's number, those of its CPUs that this process may use.
+    /// The CPUs of each node that this process may use, by the node's number.
     cpus: Vec<Vec<usize>>,
     /// All CPUs that this process may use.
     allowed: Vec<usize>,
@@ -21,16 +21,16 @@ pub struct Topology {
 /// A sample of the pages of all regions that this process maps.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NodeSample {
-    /// For each node, how many pages of the sample lie there. Pages that this process has not
-    /// touched yet are not counted: only its own page tables tell the node.
+    /// For each node, the number of sampled pages on it. Pages that this process has not touched
+    /// are not counted: only its own page tables show a page's node.
     pub pages: Vec<u64>,
-    /// Bytes of all regions.
+    /// The size of all regions together, in bytes.
     pub mapped: u64,
 }
 
 impl Topology {
-    /// Reads the host's nodes from /sys; this process may use the CPUs `allowed`. Returns `None` if
-    /// the host has one node, or does not tell.
+    /// Reads the host's nodes from /sys. `allowed`: the CPUs that this process may use. Returns
+    /// `None` if the host has one node, or /sys does not show its nodes.
     #[must_use]
     pub fn of_host(allowed: Vec<usize>) -> Option<Self> {
         Self::below(Path::new("/sys/devices/system/node"), allowed)
@@ -47,26 +47,26 @@ impl Topology {
         (cpus.len() > 1).then_some(Self { cpus, allowed })
     }
 
-    /// Nodes with these CPUs, in the order of their numbers.
+    /// Makes a topology of nodes with these CPUs, by the node's number.
     #[must_use]
     pub fn new(cpus: Vec<Vec<usize>>, allowed: Vec<usize>) -> Self {
         Self { cpus, allowed }
     }
 
-    /// All CPUs that this process may use.
+    /// Returns all CPUs that this process may use.
     #[must_use]
     pub fn allowed(&self) -> &[usize] {
         &self.allowed
     }
 
-    /// The CPUs of a node; `None`: this process may use none of them.
+    /// Returns the CPUs of a node; `None`: this process may use none of them.
     #[must_use]
     pub fn cpus_of(&self, node: usize) -> Option<&Vec<usize>> {
         self.cpus.get(node).filter(|cpus| !cpus.is_empty())
     }
 }
 
-/// The numbers of a list like `0-3,8`, as /sys writes them; at most 4096.
+/// Returns the numbers in a list like `0-3,8`, the format of /sys; at most 4096.
 fn numbers(list: &str) -> Vec<usize> {
     let range = |part: &str| {
         let (first, last) = part.split_once('-').unwrap_or((part, part));
@@ -109,7 +109,7 @@ pub fn sample_nodes(count: usize) -> Result<NodeSample, Errno> {
     Ok(NodeSample { pages: counted(&nodes), mapped: mapped as u64 })
 }
 
-/// Addresses of `count` pages, at equal distances in these ranges together.
+/// Returns the addresses of `count` pages, at equal distances over all these ranges.
 fn pages_of(ranges: &[(usize, usize)], mapped: usize, count: usize) -> Vec<usize> {
     let page = rustix::param::page_size();
     let step = (mapped / count.max(1)).max(page);
@@ -124,7 +124,7 @@ fn pages_of(ranges: &[(usize, usize)], mapped: usize, count: usize) -> Vec<usize
     pages
 }
 
-/// Counts the pages of each node. A negative number says why a page lies nowhere.
+/// Counts the pages of each node. A negative entry is an error: the page lies on no node.
 fn counted(nodes: &[i32]) -> Vec<u64> {
     let mut pages = Vec::new();
     for node in nodes.iter().filter_map(|node| usize::try_from(*node).ok()) {

@@ -36,26 +36,27 @@ use asks::Ask;
 use std::ops::Range;
 use table::Table;
 
-/// Time between two looks of `purge`.
+/// The interval between two purges, in nanoseconds.
 const PURGE_INTERVAL_NS: u64 = 100_000_000;
-/// How much of the limit one look unmaps when the table is full.
+/// When the table is full, a purge unmaps this percentage of the limit.
 const PURGE_PERCENT: u32 = 5;
-/// A reference that was not used for this long is unmapped.
+/// A reference that was unused for this many nanoseconds is unmapped.
 const UNUSED_NS: u64 = 60_000_000_000;
 
-/// Pieces that a queue can map for requests although other queues hold all others. A request of 256
-/// segments takes eight lots; one of 11 segments takes at most eleven pieces, one a reference.
+/// The pieces that a queue can map for requests, even if other queues use all others. A request of
+/// 256 segments takes eight lots. A request of 11 segments takes at most one piece for each
+/// reference.
 const PROMISED_PIECES: usize = 12;
 
 /// The most references that a queue may have mapped, by their kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GrantLimits {
-    /// References that stay mapped. 0 for a front-end without the feature.
+    /// The most references that stay mapped; 0 for a front-end without the feature.
     pub persistent: u32,
-    /// References of a request that are mapped for it alone, at most.
+    /// The most references in one lot.
     pub lot_pages: u32,
-    /// Requests that have such references at a time. A request takes two lots where it has
-    /// read-only references beside writable ones.
+    /// The most lots in use at a time. A request that has read-only references beside writable ones
+    /// takes two lots.
     pub lots: u32,
 }
 
@@ -64,7 +65,7 @@ pub struct GrantLimits {
 pub struct GrantPage(u32);
 
 impl GrantPage {
-    /// Its index in the snapshot of [`PersistentGrants::pages`].
+    /// Returns the page's index in the snapshot of [`PersistentGrants::pages`].
     #[must_use]
     pub const fn index(self) -> u32 {
         self.0
@@ -74,50 +75,50 @@ impl GrantPage {
 /// The numbers of hits, misses and purges of a queue's references, counted by the queue's worker.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct GrantCounters {
-    /// References of the table now.
+    /// The number of references that are in the table now.
     pub persistent: u64,
-    /// References that were found in the table.
+    /// How many references were found in the table.
     pub hits: u64,
-    /// References that were not found in the table.
+    /// How many references were not found in the table.
     pub misses: u64,
-    /// Of the misses, those that were mapped for their request alone.
+    /// How many of the misses were mapped for their request alone.
     pub transient: u64,
-    /// Of the misses, those that could not be mapped.
+    /// How many of the misses could not be mapped.
     pub refused: u64,
-    /// References that were unmapped to make room, or because nobody used them.
+    /// How many references were unmapped to make room, or because no request used them.
     pub purged: u64,
 }
 
-/// References that one `acquire` maps together.
+/// References that one call of `acquire` maps together.
 #[derive(Debug)]
 struct NewLot {
     page: u32,
     access: GrantAccess,
-    /// Of the list of all references to be mapped.
+    /// The references of this lot: a range of the list `grefs` of [`PersistentGrants`].
     grefs: Range<usize>,
     /// The lot's number; `None` for a reference of the table.
     lot: Option<u32>,
 }
 
-/// The references that are mapped for a queue. Owned by its worker.
+/// The mapped references of a queue. The queue's worker owns them.
 #[derive(Debug)]
 pub struct PersistentGrants {
     pages: GrantPages,
     limits: GrantLimits,
     table: Table,
-    /// The share of the guest; `None` for a front-end without the feature.
+    /// The count of kept references; `None` for a front-end without the feature.
     kept: Option<Kept>,
-    /// By lot: how many of its references are in use.
+    /// For each lot, how many of its references are in use.
     lots: Vec<u32>,
     free_lots: Vec<u32>,
-    /// References found no room in the table since the last purge.
+    /// True if a reference has found no room in the table since the last purge.
     is_short: bool,
     purge_at_ns: u64,
     counters: GrantCounters,
-    // Lists that `acquire` and `release` need while they run, kept for their allocations.
+    // These lists are used only during `acquire` and `release`. They are kept to reuse allocations.
     new: Vec<NewLot>,
     grefs: Vec<GrantRef>,
-    /// Which asks a new reference belongs to.
+    /// For each of `grefs`, the number of the ask that it belongs to.
     owners: Vec<usize>,
     results: Vec<Result<(), GrantError>>,
     failed: Vec<(u32, GrantError)>,
@@ -152,13 +153,13 @@ impl PersistentGrants {
         })
     }
 
-    /// The pages: their snapshot of guest memory, and whether it is broken.
+    /// Returns the pages, with their snapshot of guest memory.
     #[must_use]
     pub fn pages(&self) -> &GrantPages {
         &self.pages
     }
 
-    /// The counters, and the number of references that are in the table now.
+    /// Returns the counters, with the present number of references in the table.
     #[must_use]
     #[inline]
     pub fn counters(&self) -> GrantCounters {
@@ -181,8 +182,8 @@ impl PersistentGrants {
         self.pages.resolve(page.0, bytes, access, last, list)
     }
 
-    /// Adds a reference of the present request to `asks`. It has its page at once if it is mapped
-    /// already; else [`Self::acquire`] maps it.
+    /// Adds a reference of the present request to `asks`, with its page if the reference is mapped
+    /// already. Otherwise [`Self::acquire`] maps it later.
     #[inline]
     pub fn ask(&mut self, asks: &mut GrantAsks, gref: GrantRef, access: GrantAccess) {
         match self.table.find(gref) {
@@ -196,8 +197,7 @@ impl PersistentGrants {
         }
     }
 
-    /// Finds a page for each reference of `asks` that has none, and maps those of which there is
-    /// none by one call.
+    /// Finds a page for each reference of `asks` without one. Maps new references by one call.
     pub fn acquire(&mut self, asks: &mut GrantAsks, now_ns: u64) {
         if asks.missing.is_empty() {
             return;
@@ -232,7 +232,7 @@ impl PersistentGrants {
         self.release(asks.acquired(numbers), now_ns);
     }
 
-    /// The page of one reference: that of the table, or one to be mapped.
+    /// Returns the page of one reference: from the table, or one to which it will be mapped.
     fn place(
         &mut self,
         ask: Ask,
@@ -245,9 +245,9 @@ impl PersistentGrants {
         }
         self.counters.misses += 1;
         let access = GrantAccess::Write;
-        // Other queues may give room back while this call runs. All the same, once a reference of
-        // the call has found no room, no later one looks: a lot grows only while it is the newest
-        // of `new`.
+        // Other queues may release room during this call. But once a reference has found none, no
+        // later reference of the call checks again: a lot can grow only while it is the newest of
+        // `new`.
         *may_keep = *may_keep && self.has_room_to_keep();
         let kept = may_keep.then(|| self.table.insert(ask.gref, now_ns)).flatten();
         if let Some(page) = kept {
@@ -273,7 +273,7 @@ impl PersistentGrants {
         Ok(self.add(ask.gref, ask.number))
     }
 
-    /// True if one more reference may stay, unless the table is full.
+    /// True if the table has a free entry, and the guest may keep one more reference.
     fn has_room_to_keep(&self) -> bool {
         let has_room = |kept: &Kept| kept.has_room(self.grefs.len());
         !self.table.is_full() && self.kept.as_ref().is_some_and(has_room)
@@ -284,7 +284,7 @@ impl PersistentGrants {
         self.new.push(NewLot { grefs: end..end, ..new });
     }
 
-    /// Adds a reference to the newest lot.
+    /// Adds a reference to the newest lot. Returns the page to which it will be mapped.
     #[allow(clippy::cast_possible_truncation, reason = "a lot has some pages")]
     fn add(&mut self, gref: GrantRef, number: usize) -> GrantPage {
         self.grefs.push(gref);
@@ -296,8 +296,8 @@ impl PersistentGrants {
 }
 
 impl PersistentGrants {
-    /// Maps the lots that `acquire` has planned. A reference that cannot be mapped costs those asks
-    /// that name it.
+    /// Maps the lots that `acquire` has planned. If a reference cannot be mapped, the asks with
+    /// that reference are refused.
     fn map_new(&mut self, asks: &mut GrantAsks, missing: &[Ask]) {
         let Self { pages, new, grefs, results, .. } = self;
         results.clear();
@@ -305,7 +305,7 @@ impl PersistentGrants {
             let grefs = &grefs[new.grefs.clone()];
             Lot { page: new.page, access: new.access, grefs }
         };
-        // `lot` borrows the list of references only.
+        // The closure `lot` borrows only the list of references.
         pages.map(new.iter().map(lot), results);
         let mut planned = std::mem::take(&mut self.new);
         for new in planned.drain(..) {
@@ -337,8 +337,7 @@ impl PersistentGrants {
         self.owners.clear();
     }
 
-    /// References of the table could not be mapped: every ask that was promised one is refused,
-    /// in one pass whatever their number.
+    /// Refuses all asks for references of the table that could not be mapped, in one pass.
     fn refuse_failed(&mut self, asks: &mut GrantAsks, missing: &[Ask]) {
         if self.failed.is_empty() {
             return;
@@ -387,13 +386,13 @@ impl PersistentGrants {
         *users -= 1;
         if *users == 0 {
             let first = persistent + lot * lot_pages;
-            // All of its pages, used or not: lots that end together are cleared together.
+            // All pages of the lot, used or not: lots that end together are unmapped together.
             self.ended.push(first..first + lot_pages);
             self.free_lots.push(lot);
         }
     }
 
-    /// Unmaps the pages that were let go of and do not stay mapped.
+    /// Unmaps the pages that were released and do not stay mapped.
     #[inline]
     pub fn unmap_released(&mut self) {
         if !self.ended.is_empty() {
@@ -401,8 +400,7 @@ impl PersistentGrants {
         }
     }
 
-    /// Unmaps references that nobody uses, if it is time to look: see the module's page. Returns
-    /// how many.
+    /// Unmaps references that no request uses, if a purge is due. Returns their number.
     #[inline]
     pub fn purge(&mut self, now_ns: u64) -> u64 {
         if now_ns < self.purge_at_ns { 0 } else { self.look(now_ns) }
@@ -425,14 +423,14 @@ impl PersistentGrants {
         purged.into()
     }
 
-    /// When `purge` will have something to look at. `None`: not before the next `acquire`. For a
-    /// queue that is about to sleep: it looks past all references in use.
+    /// Returns when the next purge is due; `None`: not before the next `acquire`. To be called
+    /// before the queue sleeps, since it skips all references in use.
     #[must_use]
     pub fn purge_due_ns(&self) -> Option<u64> {
         let unused = self.table.unused_since_ns().map(|since| since.saturating_add(UNUSED_NS));
         let due = if self.is_short { Some(0) } else { unused };
         let due = due.map(|due| due.max(self.purge_at_ns));
-        // Others may lack room while this queue sleeps.
+        // Other guests may lack room while this queue sleeps.
         let is_much = self.kept.as_ref().is_some_and(Kept::is_much);
         let next = is_much.then(|| self.purge_at_ns.saturating_add(SLEEP_NS));
         [due, next].into_iter().flatten().min()
@@ -444,7 +442,7 @@ impl PersistentGrants {
         self.pages.unmap(self.ended.drain(..));
     }
 
-    /// Leaves everything mapped for ever: the kernel or a thread may still use it.
+    /// Leaves all pages mapped for ever, because the kernel or a thread may still use them.
     pub fn leak(&mut self) {
         self.pages.leak();
     }

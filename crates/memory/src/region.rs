@@ -13,12 +13,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct GuestAddr(pub u64);
 
-/// Where a region lies: in the guest, in the front-end, in its file. All in bytes.
+/// The addresses of a region in the guest, the front-end and its file, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RegionSpec {
     /// Guest physical address of the first byte.
     pub guest_addr: u64,
-    /// Bytes.
+    /// Size in bytes.
     pub size: u64,
     /// Address of the first byte in the front-end.
     pub user_addr: u64,
@@ -30,7 +30,7 @@ pub struct RegionSpec {
 #[derive(Clone, Debug)]
 pub(crate) struct MappedRegion {
     spec: RegionSpec,
-    /// The host's address of the first byte, beside the range: one cache line for both.
+    /// The host address of the first byte, stored beside the range: one cache line holds both.
     base: NonNull<u8>,
     mapping: Arc<Mapping>,
 }
@@ -66,17 +66,17 @@ impl MappedRegion {
 /// The regions of one snapshot of guest memory.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Regions {
-    /// Sorted by guest address, free of overlap.
+    /// The regions, sorted by guest address, without overlap.
     list: Vec<MappedRegion>,
-    /// An id that only these regions have in this process; clones share it.
+    /// The id of these regions, unique in this process; clones share it.
     id: u64,
 }
 
-/// The id of the next snapshot. That without regions is 0.
+/// The id of the next snapshot. A snapshot without regions has the id 0.
 static NEXT_ID: AtomicU64 = AtomicU64::new(1);
 
 impl Regions {
-    /// These regions, sorted by guest address and free of overlap, under a new id.
+    /// Makes a snapshot of regions that are sorted by guest address and do not overlap.
     pub(crate) fn of(list: Vec<MappedRegion>) -> Self {
         Self { list, id: NEXT_ID.fetch_add(1, Ordering::Relaxed) }
     }
@@ -102,16 +102,16 @@ pub(crate) struct Place {
     guest_addr: u64,
     size: u64,
     base: NonNull<u8>,
-    /// The id of the snapshot that the region belongs to.
+    /// The id of the snapshot of this region.
     snapshot: u64,
 }
 
-// SAFETY: a place is an address, which is used only while a snapshot is borrowed that maps it.
+// SAFETY: a place is an address, used only while a snapshot that maps it is borrowed.
 unsafe impl Send for Place {}
 // SAFETY: as above.
 unsafe impl Sync for Place {}
 
-/// A place without bytes.
+/// The default is a place without bytes.
 impl Default for Place {
     fn default() -> Self {
         Self { guest_addr: 0, size: 0, base: NonNull::dangling(), snapshot: 0 }
@@ -119,20 +119,19 @@ impl Default for Place {
 }
 
 impl Place {
-    /// Where region `index` of a snapshot lies.
+    /// Returns the place of region `index` of a snapshot.
     pub(crate) fn of(regions: &Regions, index: usize) -> Option<Self> {
         let MappedRegion { spec, base, .. } = regions.list.get(index)?;
         let RegionSpec { guest_addr, size, .. } = *spec;
         Some(Self { guest_addr, size, base: *base, snapshot: regions.id })
     }
 
-    /// How many bytes there are here from guest address `addr` on.
+    /// Returns how many bytes of the region follow guest address `addr`.
     pub(crate) fn bytes_from(&self, addr: u64) -> u64 {
         self.size.saturating_sub(addr.wrapping_sub(self.guest_addr))
     }
 
-    /// The slice of `len` bytes at `addr`, if all of them are here and this is a place of
-    /// `regions`.
+    /// Returns the slice of `len` bytes at `addr`, if all are in this region of `regions`.
     #[inline]
     pub(crate) fn slice<'m>(
         &self,

@@ -1,6 +1,6 @@
-//! `Row`: items that are added behind and taken from the front, in one piece of memory.
+//! `Row`: a queue in one piece of memory. Items are added at the end and removed at the front.
 
-/// Items before the front that stay until it pays to move those behind them.
+/// The least number of removed items whose space is reclaimed by moving the others.
 const GAP_MIN: usize = 64;
 
 /// A queue whose items lie one behind the other: the front is a place in a vector, and no access
@@ -12,7 +12,7 @@ const GAP_MIN: usize = 64;
 #[derive(Debug)]
 pub struct Row<T> {
     items: Vec<T>,
-    /// The front; 0 in an empty row.
+    /// The index of the front; 0 in an empty row.
     first: usize,
 }
 
@@ -23,13 +23,13 @@ impl<T> Default for Row<T> {
 }
 
 impl<T> Row<T> {
-    /// An empty row.
+    /// Makes an empty row.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Adds an item behind all others.
+    /// Adds an item at the end.
     #[inline]
     pub fn push(&mut self, item: T) {
         if self.items.len() == self.items.capacity() {
@@ -38,7 +38,7 @@ impl<T> Row<T> {
         self.items.push(item);
     }
 
-    /// Adds items behind all others.
+    /// Adds items at the end.
     #[inline]
     pub fn extend(&mut self, items: impl ExactSizeIterator<Item = T>) {
         if self.items.capacity() - self.items.len() < items.len() {
@@ -55,27 +55,27 @@ impl<T> Row<T> {
         }
     }
 
-    /// All items, from the front.
+    /// Returns all items, from the front.
     #[must_use]
     #[inline]
     pub fn as_slice(&self) -> &[T] {
         self.items.get(self.first..).unwrap_or_default()
     }
 
-    /// The item that was added first.
+    /// Returns the first item.
     #[must_use]
     #[inline]
     pub fn front(&self) -> Option<&T> {
         self.items.get(self.first)
     }
 
-    /// The item that was added first, to be changed.
+    /// Returns the first item, to be changed.
     #[inline]
     pub fn front_mut(&mut self) -> Option<&mut T> {
         self.items.get_mut(self.first)
     }
 
-    /// Takes `count` items from the front, or all if there are fewer.
+    /// Removes `count` items from the front, or all if there are fewer.
     #[inline]
     pub fn drop_front(&mut self, count: usize) {
         self.first = self.first.saturating_add(count);
@@ -84,7 +84,7 @@ impl<T> Row<T> {
         }
     }
 
-    /// Takes the item that was added last.
+    /// Removes and returns the last item.
     pub fn pop_back(&mut self) -> Option<T> {
         let last = if self.is_empty() { None } else { self.items.pop() };
         if self.is_empty() {
@@ -93,21 +93,21 @@ impl<T> Row<T> {
         last
     }
 
-    /// Takes all items.
+    /// Removes all items.
     #[inline]
     pub fn clear(&mut self) {
         self.items.clear();
         self.first = 0;
     }
 
-    /// Items in the row.
+    /// Returns the number of items.
     #[must_use]
     #[inline]
     pub fn len(&self) -> usize {
         self.items.len() - self.first
     }
 
-    /// True if there are no items.
+    /// True if the row has no items.
     #[must_use]
     #[inline]
     pub fn is_empty(&self) -> bool {

@@ -9,9 +9,9 @@ pub use real::{Part, Words, fence_full};
 #[cfg(loom)]
 pub use model::{Part, Words, fence_full};
 
-/// Keeps the order of stores before and after it for a process that reads them once this process
-/// was killed. A process is killed between two instructions, and ends before its successor starts:
-/// so only the compiler could exchange the stores, and no instruction is needed.
+/// Keeps stores before it in order with stores after it, for a process that reads them after this
+/// one was killed. A process is killed between two instructions, and its successor starts after its
+/// end. So only the compiler could reorder the stores, and no instruction is needed.
 #[inline]
 pub fn fence_compiler() {
     std::sync::atomic::compiler_fence(std::sync::atomic::Ordering::SeqCst);
@@ -27,7 +27,7 @@ mod real {
     use std::sync::Arc;
     use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering, fence};
 
-    /// Orders everything before it against everything after it, loads and stores alike.
+    /// Orders all loads and stores before it against all loads and stores after it.
     #[inline]
     pub fn fence_full() {
         fence(Ordering::SeqCst);
@@ -59,13 +59,13 @@ mod real {
             aligned.then_some(Self { base, len, mapping })
         }
 
-        /// Bytes.
+        /// Returns the size in bytes.
         #[must_use]
         pub fn size(&self) -> usize {
             self.len
         }
 
-        /// True once the memory was cut away under us.
+        /// True once the memory was truncated while it was mapped.
         #[must_use]
         pub fn is_broken(&self) -> bool {
             self.mapping.is_broken()
@@ -224,7 +224,7 @@ mod real {
             len.store(pair.1.to_le(), Ordering::Relaxed);
         }
 
-        /// Words of 32 bits from `offset` on: one check for all of them.
+        /// Returns the address of `count` words of 32 bits at `offset`, after one check for all.
         #[inline]
         fn u32s_at(&self, offset: usize, count: usize) -> *mut u32 {
             touched();
@@ -372,7 +372,7 @@ mod real {
             let (pairs, last) = singles.as_chunks_mut();
             at = first.wrapping_add(2 * pairs.len());
             match pairs {
-                // One segment, as most requests have: no loop.
+                // Most requests have one segment: this case needs no loop.
                 [pair] => load_pair(0, pair),
                 pairs => pairs.iter_mut().enumerate().for_each(|(n, pair)| load_pair(n, pair)),
             }
@@ -416,7 +416,7 @@ mod real {
         }
     }
 
-    /// The two words of 32 bits of which one of 64 is made, the low one first.
+    /// Splits a word of 64 bits into two of 32 bits, the low one first.
     #[inline]
     #[allow(clippy::cast_possible_truncation, reason = "a word is cut into its halves")]
     const fn halves(both: u64) -> [u32; 2] {

@@ -29,9 +29,9 @@ const CLAIMED: usize = 1;
 struct Slot {
     base: AtomicUsize,
     len: AtomicUsize,
-    /// Bytes of a page of the file: parts of the mapping can be replaced in multiples of it.
+    /// The page size of the file in bytes: parts of the mapping are replaced in multiples of it.
     page: AtomicUsize,
-    /// Windows that were replaced in this mapping.
+    /// How many windows were replaced in this mapping.
     windows: AtomicUsize,
     broken: AtomicBool,
 }
@@ -45,28 +45,29 @@ static TABLE: [Slot; SLOTS] = [const {
         broken: AtomicBool::new(false),
     }
 }; SLOTS];
-/// One past the highest slot ever used: bounds the handler's search.
+/// One past the highest slot that was ever used: the handler searches no further.
 static USED: AtomicUsize = AtomicUsize::new(0);
-/// Windows that were replaced in all mappings that are watched.
+/// How many windows were replaced in all mappings that are watched now.
 static WINDOWS: AtomicUsize = AtomicUsize::new(0);
 static FAULTS: AtomicU64 = AtomicU64::new(0);
 static OLD_ACTION: AtomicUsize = AtomicUsize::new(0);
 static OLD_SIGINFO: AtomicBool = AtomicBool::new(false);
 static INSTALL: Once = Once::new();
 
-/// How many regions were found cut away since the start. One relaxed load: look every burst.
+/// Returns how many regions were found truncated since the start. Costs one relaxed load, so that
+/// workers can check it at each burst.
 #[must_use]
 pub fn fault_count() -> u64 {
     FAULTS.load(Ordering::Relaxed)
 }
 
-/// How many windows there may be. Each splits a mapping in up to three, so together they take up to
-/// an eighth of `vm.max_map_count`, half of what is left beside regions and grants.
+/// Returns the most windows that may be replaced. Each splits a mapping into up to three, so all
+/// together take up to an eighth of `vm.max_map_count`, half of what regions and grants leave.
 fn windows_max() -> usize {
     count_max() / 6
 }
 
-/// A claimed slot of the table; freed on drop.
+/// A slot of the table that is in use. Drop frees it.
 #[derive(Debug)]
 pub(crate) struct Watch(usize);
 
@@ -111,10 +112,10 @@ pub(crate) fn watched() -> Vec<(usize, usize)> {
     TABLE[..USED.load(Ordering::Acquire)].iter().filter_map(range).collect()
 }
 
-/// Installs the handler, once; later calls do nothing. Call it before the first session.
+/// Installs the handler; later calls do nothing. To be called before the first session.
 pub fn install() {
     INSTALL.call_once(|| {
-        // Read now: a sandbox may forbid it later.
+        // Read the limit now: a sandbox may forbid that later.
         count_max();
         // SAFETY: all-zero is a valid sigaction: no flags, empty mask, default handler.
         let mut old: libc::sigaction = unsafe { std::mem::zeroed() };
@@ -132,8 +133,8 @@ pub fn install() {
     });
 }
 
-/// Finds the slot that holds `address`. The base is read twice, so that a slot that is freed and
-/// claimed for another mapping between the two reads is not taken for the address's.
+/// Returns the slot that contains `address`. The base is read twice, so that a slot that is reused
+/// for another mapping between the two reads is not returned.
 fn find(address: usize) -> Option<(&'static Slot, usize, usize)> {
     TABLE[..USED.load(Ordering::Acquire)].iter().find_map(|slot| {
         let base = slot.base.load(Ordering::Acquire);
@@ -154,7 +155,7 @@ extern "C" fn handler(signal: i32, info: *mut libc::siginfo_t, context: *mut lib
     // SAFETY: as above.
     let saved = unsafe { *errno };
     if let Some((slot, base, len)) = (code > 0).then(|| find(address)).flatten() {
-        // Mark first: a thread that reads the zeroes can already see why.
+        // Mark the mapping first: a thread that reads zeroes then also sees the mark.
         if !slot.broken.swap(true, Ordering::AcqRel) {
             FAULTS.fetch_add(1, Ordering::Relaxed);
         }
@@ -181,8 +182,8 @@ extern "C" fn handler(signal: i32, info: *mut libc::siginfo_t, context: *mut lib
     chain(signal, info, context);
 }
 
-/// The start and length of the part to replace for a fault at `address` in the mapping of `slot`: a
-/// window, or the whole mapping if there may be no further windows.
+/// Returns the start and length of the part to replace for a fault at `address` in the mapping of
+/// `slot`: a window, or the whole mapping if no further window may be replaced.
 fn part_to_replace(slot: &Slot, base: usize, len: usize, address: usize) -> (usize, usize) {
     if WINDOWS.fetch_add(1, Ordering::Relaxed) >= windows_max() {
         WINDOWS.fetch_sub(1, Ordering::Relaxed);
@@ -194,8 +195,8 @@ fn part_to_replace(slot: &Slot, base: usize, len: usize, address: usize) -> (usi
     (base + offset, size.min(len - offset))
 }
 
-/// Hands a fault that is not ours to the handler that was there before (Rust's std installs one),
-/// or dies of it.
+/// Passes a fault outside of all watched mappings to the former handler (Rust's std installs one),
+/// or ends the process.
 fn chain(signal: i32, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
     let old = OLD_ACTION.load(Ordering::Relaxed);
     if old != libc::SIG_DFL && old != libc::SIG_IGN && OLD_SIGINFO.load(Ordering::Relaxed) {

@@ -34,9 +34,9 @@ use crate::window::Window;
 use rustix::fd::OwnedFd;
 use std::sync::Arc;
 
-/// Bytes of an entry.
+/// The size of an entry in bytes.
 pub const GRANT_ENTRY_SIZE: usize = 8;
-/// Processes that can map pages of one domain at a time.
+/// The most processes that can map pages of one domain at a time.
 pub const SEATS: u8 = 4;
 /// How often a seat can map one reference at a time.
 pub const PINS_MAX: u32 = (1 << SEAT_BITS) - 1;
@@ -47,8 +47,8 @@ const PAGE_SHIFT: u32 = 20;
 const PAGE_MASK: u64 = (1 << 24) - 1;
 const SEATS_SHIFT: u32 = 44;
 const SEAT_BITS: u32 = 5;
-/// How often a change of an entry is tried while its domain changes it too. A domain that spoils
-/// its table all the time gets no further than that.
+/// How often a change of an entry is tried while its domain changes the entry, too. It bounds what
+/// a domain achieves that changes its table all the time.
 const TRIES_MAX: usize = 1000;
 
 /// An entry of a simulated domain's grant table.
@@ -59,8 +59,7 @@ impl GrantEntry {
     /// An entry that grants nothing.
     pub const FREE: Self = Self(0);
 
-    /// The entry that lends `page` of the file to `domain`. `None` if an entry cannot name the
-    /// page.
+    /// Makes the entry that lends `page` to `domain`; `None`: an entry cannot name that page.
     #[must_use]
     pub fn new(domain: u16, page: u32, access: GrantAccess) -> Option<Self> {
         let page = u64::from(page);
@@ -69,42 +68,42 @@ impl GrantEntry {
         (page <= PAGE_MASK).then_some(Self(word))
     }
 
-    /// The page that it lends.
+    /// Returns the page that the entry lends.
     #[must_use]
     pub const fn page(self) -> u64 {
         self.0 >> PAGE_SHIFT & PAGE_MASK
     }
 
-    /// True while somebody has the page mapped.
+    /// True while a process has the page mapped.
     #[must_use]
     pub const fn is_mapped(self) -> bool {
         self.0 >> SEATS_SHIFT != 0
     }
 
-    /// The entry without its grant, when its domain ends access; `None` while the page is mapped.
+    /// Returns the entry without its grant, for the end of access; `None` while the page is mapped.
     #[must_use]
     pub const fn ended(self) -> Option<Self> {
         if self.is_mapped() { None } else { Some(Self::FREE) }
     }
 
-    /// The entry without the marks of `seat`, whose process is gone.
+    /// Returns the entry without the marks of `seat`, whose process has ended.
     #[must_use]
     pub const fn without(self, seat: u8) -> Self {
         Self(self.0 & !(((1 << SEAT_BITS) - 1) << shift(seat)))
     }
 
-    /// How often `seat` has the page mapped.
+    /// Returns how often `seat` has the page mapped.
     const fn pins(self, seat: u8) -> u64 {
         self.0 >> shift(seat) & ((1 << SEAT_BITS) - 1)
     }
 
-    /// True if `domain` may map the page for `access`.
+    /// True if the entry lends the page to `domain`.
     const fn lends_to(self, domain: u16) -> bool {
         self.0 & GRANTED != 0 && self.0 & 0xffff == domain as u64
     }
 }
 
-/// Where the marks of a seat begin.
+/// Returns the first bit of a seat's marks.
 const fn shift(seat: u8) -> u32 {
     SEATS_SHIFT + (seat % SEATS) as u32 * SEAT_BITS
 }
@@ -127,7 +126,7 @@ impl GrantTable {
         Ok(Self { words: words.ok_or(MemoryError::Overflow)? })
     }
 
-    /// Entries.
+    /// Returns the number of entries.
     #[must_use]
     pub fn len(&self) -> u32 {
         u32::try_from(self.words.size() / GRANT_ENTRY_SIZE).unwrap_or(u32::MAX)
@@ -139,13 +138,13 @@ impl GrantTable {
         self.len() == 0
     }
 
-    /// True once the table was cut away under us.
+    /// True once the table was truncated while it was mapped.
     #[must_use]
     pub fn is_broken(&self) -> bool {
         self.words.is_broken()
     }
 
-    /// The entry of a reference; `None` past the end of the table.
+    /// Returns the entry of a reference; `None` past the end of the table.
     #[must_use]
     pub fn entry(&self, gref: GrantRef) -> Option<GrantEntry> {
         (gref.0 < self.len()).then(|| GrantEntry(self.words.load_u64_acquire(place(gref))))
@@ -175,31 +174,31 @@ impl GrantTable {
         Err(refused)
     }
 
-    /// Clears the marks of a seat whose process is gone.
+    /// Clears the marks of a seat whose process has ended.
     pub fn clear_seat(&self, seat: u8) {
         for gref in (0..self.len()).map(GrantRef) {
-            // Nothing is refused, and the reference is inside.
+            // This cannot fail: the change refuses nothing, and the reference is inside.
             let _ = self.update(gref, |entry| Ok(entry.without(seat)));
         }
     }
 }
 
-/// Where the entry of a reference lies.
+/// Returns the byte offset of a reference's entry.
 fn place(gref: GrantRef) -> usize {
     gref.0 as usize * GRANT_ENTRY_SIZE
 }
 
-/// The grants of one simulated domain, as a back-end that has taken a seat sees them. Shared by the
-/// queues of the domain's disks.
+/// The grants of one simulated domain, for a back-end that has a seat. The queues of the domain's
+/// disks share it.
 #[derive(Debug)]
 pub struct SimGrants {
     file: OwnedFd,
-    /// Which file it is.
+    /// The file with the domain's memory.
     lends: Lends,
-    /// Pages of the file.
+    /// The number of pages of the file.
     pages: u64,
     table: GrantTable,
-    /// The domain as which we map.
+    /// The domain on whose behalf this process maps.
     domain: u16,
     seat: u8,
 }
@@ -218,12 +217,12 @@ impl SimGrants {
         Ok(Self { file, lends, pages, table, domain, seat })
     }
 
-    /// Who lends the pages.
+    /// Returns the domain that lends the pages.
     pub(crate) fn lends(&self) -> Lends {
         self.lends
     }
 
-    /// Marks the entry of a reference. Returns its page.
+    /// Adds a mark of this seat to the entry of a reference. Returns the reference's page.
     fn pin(&self, gref: GrantRef, access: GrantAccess) -> Result<u64, GrantError> {
         let entry = self.table.update(gref, |entry| {
             let gref = gref.0;
@@ -241,8 +240,8 @@ impl SimGrants {
         Ok(entry.page())
     }
 
-    /// Takes one mark of this seat off the entry of a reference whose page was unmapped. A domain
-    /// that has overwritten the entry has taken the mark off by itself.
+    /// Removes one mark of this seat from the entry of a reference whose page was unmapped. A
+    /// domain that has overwritten the entry has already removed the mark.
     pub(crate) fn unpin(&self, gref: GrantRef) {
         let _ = self.table.update(gref, |entry| {
             let has_mark = entry.pins(self.seat) > 0;
@@ -250,7 +249,7 @@ impl SimGrants {
         });
     }
 
-    /// Maps a lot, one result for each reference. Pages that follow each other in the file are
+    /// Maps a lot, with one result for each reference. Pages that are adjacent in the file are
     /// mapped by one call.
     pub(crate) fn map(
         &self,

@@ -15,16 +15,16 @@ use std::cell::Cell;
 #[cfg(debug_assertions)]
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// The use of guest memory that a thread is allowed.
+/// The ways in which a thread may use guest memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Duty {
-    /// Nothing: guests of all devices wait for this thread.
+    /// None: guests of all devices wait for this thread.
     Control,
-    /// Touch it: workers, and threads that belong to one disk.
+    /// Read and write: workers, and threads that belong to one disk.
     Touch,
-    /// Map and unmap it: the janitor of a device.
+    /// Map and unmap: the janitor of a device.
     Map,
-    /// Both: a thread of its own for one call.
+    /// All: a thread that exists for one call.
     Both,
 }
 
@@ -43,7 +43,7 @@ pub fn guard_memory() {
     IS_GUARDED.store(true, Ordering::Relaxed);
 }
 
-/// Says what the calling thread may do. A thread that has said nothing may do nothing.
+/// Sets the duty of the calling thread. A thread without a duty may not use guest memory.
 pub fn take_duty(duty: Duty) {
     #[cfg(debug_assertions)]
     DUTY.set(duty);
@@ -51,8 +51,8 @@ pub fn take_duty(duty: Duty) {
     let _ = duty;
 }
 
-/// Does `call`, which touches private memory only: [`Mapping::anonymous`](crate::Mapping), which is
-/// accessed in the same way as a guest's.
+/// Makes `call`, which uses private memory only: a [`Mapping::anonymous`](crate::Mapping), which is
+/// accessed in the same way as guest memory.
 pub fn in_own_memory<T>(call: impl FnOnce() -> T) -> T {
     #[cfg(debug_assertions)]
     let former = DUTY.replace(Duty::Both);
@@ -62,14 +62,14 @@ pub fn in_own_memory<T>(call: impl FnOnce() -> T) -> T {
     result
 }
 
-/// The calling thread touches guest memory.
+/// Checks that the calling thread may touch guest memory.
 #[inline]
 pub(crate) fn touched() {
     #[cfg(debug_assertions)]
     check("touches", Duty::Touch);
 }
 
-/// The calling thread unmaps guest memory.
+/// Checks that the calling thread may unmap guest memory.
 #[inline]
 pub(crate) fn unmapped() {
     #[cfg(debug_assertions)]
@@ -81,10 +81,10 @@ fn check(verb: &str, needed: Duty) {
     if !IS_GUARDED.load(Ordering::Relaxed) {
         return;
     }
-    // A thread that ends has no duty any more: it drops its other thread-local variables.
+    // An ending thread has no duty any more while its thread-local variables are dropped.
     let duty = DUTY.try_with(Cell::get).unwrap_or(Duty::Both);
     if duty != needed && duty != Duty::Both {
-        // A panic alone could end one task, and be overlooked.
+        // A panic alone could end only one task, and be overlooked.
         let _ = std::panic::catch_unwind(|| {
             let thread = std::thread::current();
             let name = thread.name().unwrap_or("without a name");

@@ -33,34 +33,34 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Pieces of all windows that no window was promised.
+/// How many pieces are in use that were not promised to a window.
 static PIECES: AtomicUsize = AtomicUsize::new(0);
-/// Pieces that windows were promised, put or not.
+/// How many pieces were promised to windows, in use or not.
 static PROMISED: AtomicUsize = AtomicUsize::new(0);
 
-/// Pieces that all windows may have.
+/// Returns the most pieces that all windows may have.
 fn pieces_max() -> usize {
     count_max()
 }
 
-/// Of these, the pieces that may be promised.
+/// Returns how many of these pieces may be promised.
 fn promised_max() -> usize {
     pieces_max() / 6
 }
 
-/// Adds `count` to a counter unless it would be more than `max` then.
+/// Adds `count` to a counter, unless the sum would exceed `max`.
 fn count(counter: &AtomicUsize, count: usize, max: usize) -> Result<(), MemoryError> {
     let more = |counted: usize| counted.checked_add(count).filter(|sum| *sum <= max);
     let counted = counter.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more);
     counted.map(drop).map_err(|_| MemoryError::Pieces { max: pieces_max() })
 }
 
-/// Pieces that may stay. The last third is for those that come and go.
+/// Returns how many pieces may stay mapped. The other third is for pieces of single requests.
 pub(crate) fn room_to_keep() -> usize {
     pieces_max() / 3 * 2
 }
 
-/// True while there is room for pieces that stay, beside `planned` that are yet to be put.
+/// True if another piece may stay mapped, beside `planned` ones that will be mapped soon.
 pub(crate) fn has_room_to_keep(planned: usize) -> bool {
     PIECES.load(Ordering::Relaxed) + planned < room_to_keep()
 }
@@ -70,21 +70,21 @@ pub(crate) fn has_room_to_keep(planned: usize) -> bool {
 #[derive(Debug)]
 pub(crate) struct Window {
     mapping: Arc<Mapping>,
-    /// By page: the piece that begins there.
+    /// For each page, the piece that begins there.
     begins: Vec<Piece>,
-    /// Pieces that it was promised, and how many of them are not put.
+    /// How many pieces were promised to this window (`promised`), and how many of them are unused.
     promised: usize,
     left: usize,
 }
 
-/// Which of the process's pieces begins at a page.
+/// The kind of the piece that begins at a page.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Piece {
     #[default]
     None,
-    /// One that any window can have.
+    /// A piece that any window could have used.
     Common,
-    /// One that this window was promised.
+    /// A piece that was promised to this window.
     Promised,
 }
 
@@ -97,17 +97,17 @@ impl Window {
     /// promised already.
     pub(crate) fn new(pages: usize, promised: usize) -> Result<Self, MemoryError> {
         let mapping = Arc::new(Mapping::reserved(pages)?);
-        // The bound is read now: a sandbox may forbid it later.
+        // Read the bound now: a sandbox may forbid that later.
         count(&PROMISED, promised, promised_max())?;
         Ok(Self { mapping, begins: vec![Piece::None; pages], promised, left: promised })
     }
 
-    /// The mapping, for a snapshot of guest memory or the words of a ring.
+    /// Returns the mapping, for a snapshot of guest memory or the words of a ring.
     pub(crate) fn mapping(&self) -> &Arc<Mapping> {
         &self.mapping
     }
 
-    /// Pages of the window.
+    /// Returns the number of pages.
     pub(crate) fn pages(&self) -> usize {
         self.mapping.size() / PAGE
     }
@@ -141,7 +141,7 @@ impl Window {
         })
     }
 
-    /// A piece that can be put: one of those that are promised only when there is no other.
+    /// Takes a piece: one that any window can use, or else one that was promised to this window.
     fn take_piece(&mut self) -> Result<Piece, MemoryError> {
         match count(&PIECES, 1, pieces_max() - promised_max()) {
             Ok(()) => Ok(Piece::Common),
@@ -167,7 +167,7 @@ impl Window {
         self.forget(pages);
     }
 
-    /// The pieces of `pages` are gone.
+    /// Frees the pieces that begin in `pages`.
     fn forget(&mut self, pages: Range<usize>) {
         let mut common = 0;
         for piece in self.begins[pages].iter_mut().map(std::mem::take) {
@@ -180,7 +180,7 @@ impl Window {
         PIECES.fetch_sub(common, Ordering::Relaxed);
     }
 
-    /// Address and length of `pages`, which are checked to be inside.
+    /// Returns the address and length of `pages`, which are checked to be inside.
     fn bytes(&self, pages: &Range<usize>) -> (*mut core::ffi::c_void, usize) {
         assert!(pages.start <= pages.end && pages.end <= self.pages(), "{pages:?} of a window");
         let base = self.mapping.address(pages.start * PAGE);
@@ -189,8 +189,7 @@ impl Window {
 }
 
 impl Drop for Window {
-    /// The mapping may be held for longer, and keeps the pieces until its end; they are counted no
-    /// more.
+    /// Frees the pieces. The mapping may be held for longer, with pieces that are not counted.
     fn drop(&mut self) {
         self.forget(0..self.begins.len());
         PROMISED.fetch_sub(self.promised, Ordering::Relaxed);

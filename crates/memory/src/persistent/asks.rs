@@ -4,40 +4,40 @@ use super::GrantPage;
 use crate::lot::{GrantAccess, GrantError, GrantRef};
 use std::ops::Range;
 
-/// A reference that is yet to be looked up, or was not found at once.
+/// A reference for which no page was found when it was added.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Ask {
     pub(super) gref: GrantRef,
     pub(super) access: GrantAccess,
     pub(super) number: usize,
-    /// Which request of the burst names it.
+    /// The index of the request in the burst.
     pub(super) request: usize,
 }
 
 /// The references that a burst of requests names. Reused.
 #[derive(Debug, Default)]
 pub struct GrantAsks {
-    /// By number: [`NO_PAGE`] of a reference that was not found, or was refused.
+    /// For each reference, its page; [`NO_PAGE`] if none was found, or the reference was refused.
     pub(super) pages: Vec<GrantPage>,
     pub(super) missing: Vec<Ask>,
-    /// Requests that have ended.
+    /// How many requests have ended.
     requests: usize,
-    /// Why references have no page, by number.
+    /// The numbers of the references that were refused, and why.
     pub(super) refused: Vec<(usize, GrantError)>,
 }
 
-/// The page of a reference that has none.
+/// Stands for the page of a reference without a page.
 const NO_PAGE: GrantPage = GrantPage(u32::MAX);
 
 impl GrantAsks {
-    /// An empty list.
+    /// Makes an empty list.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Adds a reference of the present request, which is looked up when it is acquired. Returns its
-    /// number.
+    /// Adds a reference of the present request, which [`PersistentGrants`](super::PersistentGrants)
+    /// looks up later. Returns the reference's number.
     pub fn push(&mut self, gref: GrantRef, access: GrantAccess) -> usize {
         let number = self.pages.len();
         self.pages.push(NO_PAGE);
@@ -45,25 +45,25 @@ impl GrantAsks {
         number
     }
 
-    /// The references from now on are those of another request.
+    /// Ends the present request: later references belong to the next one.
     #[inline]
     pub fn end_request(&mut self) {
         self.requests += 1;
     }
 
-    /// References of all requests.
+    /// Returns the number of references of all requests.
     #[must_use]
     pub fn len(&self) -> usize {
         self.pages.len()
     }
 
-    /// True if there are no pages.
+    /// True if there are no references.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.pages.is_empty()
     }
 
-    /// True if each reference was found as it was added: there is nothing to acquire.
+    /// True if each reference had a page when it was added, so that nothing is to be acquired.
     #[must_use]
     #[inline]
     pub fn are_found(&self) -> bool {
@@ -93,8 +93,8 @@ impl GrantAsks {
         }
     }
 
-    /// The pages of the references with these numbers that were mapped, to be released if the burst
-    /// is given up here.
+    /// Returns the pages of those references with these numbers that have one, for the release of a
+    /// request that is given up.
     #[inline]
     pub fn acquired(&self, numbers: Range<usize>) -> impl Iterator<Item = GrantPage> {
         self.pages[numbers].iter().copied().filter(|page| *page != NO_PAGE)

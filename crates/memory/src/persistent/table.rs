@@ -17,22 +17,22 @@ use crate::lot::GrantRef;
 use std::collections::HashMap;
 use std::hash::{BuildHasher, Hasher, RandomState};
 
-/// No entry.
+/// Stands for no entry.
 const NONE: u32 = u32::MAX;
 /// Places for each entry: with twice the number, few references that do not follow each other meet.
 const PLACES_PER_ENTRY: usize = 2;
-/// By how much the time of an entry's last use may be too early.
+/// The most by which the stored time of an entry's last use may be too early, in nanoseconds.
 pub(super) const GRAIN_NS: u64 = 10_000_000;
 
-/// A reference that is mapped to a page: entry n is page n.
+/// A mapped reference. Entry n belongs to page n.
 #[derive(Clone, Copy, Debug)]
 struct Entry {
     gref: GrantRef,
-    /// Requests in flight that use it.
+    /// How many requests in flight use the reference.
     users: u32,
-    /// When it was last used, or up to [`GRAIN_NS`] before.
+    /// The time of the last use, too early by [`GRAIN_NS`] at most.
     used_at_ns: u64,
-    /// Its neighbours in the order of last use.
+    /// The neighbours in the order of last use.
     older: u32,
     newer: u32,
 }
@@ -44,14 +44,14 @@ pub(super) struct Table {
     entries: Vec<Entry>,
     free: Vec<u32>,
     by_gref: HashMap<GrantRef, u32, HashKeys>,
-    /// By the low bits of a reference: the entry that was found by them last, if it is in use.
+    /// For the low bits of a reference, the entry that was last found by these bits.
     places: Box<[u32]>,
     oldest: u32,
     newest: u32,
 }
 
 impl Table {
-    /// An empty table with room for `size` references.
+    /// Makes an empty table for `size` references.
     pub(super) fn new(size: u32) -> Self {
         let gref = GrantRef(0);
         let entry = Entry { gref, users: 0, used_at_ns: 0, older: NONE, newer: NONE };
@@ -66,22 +66,22 @@ impl Table {
         }
     }
 
-    /// References.
+    /// Returns the number of references.
     #[allow(clippy::cast_possible_truncation, reason = "as many as entries, counted in 32 bits")]
     #[inline]
     pub(super) fn len(&self) -> u32 {
         (self.entries.len() - self.free.len()) as u32
     }
 
-    /// True if no further reference finds a page.
+    /// True if the table has no page for a further reference.
     pub(super) fn is_full(&self) -> bool {
         self.free.is_empty()
     }
 
-    /// The page of a reference, which has one more user from now on.
+    /// Returns the page of a reference, and adds a user to it; `None` if it is not in the table.
     #[inline]
     pub(super) fn find(&mut self, gref: GrantRef) -> Option<u32> {
-        // It becomes the newest when it is released. Until then nobody purges it.
+        // The reference becomes the newest when it is released. Until then no purge removes it.
         let page = self.places[self.place(gref)];
         match self.entries.get_mut(page as usize) {
             Some(entry) if entry.gref == gref => {
@@ -99,13 +99,13 @@ impl Table {
         Some(page)
     }
 
-    /// The place of the low bits of a reference: there is a power of two of them.
+    /// Returns the index in `places` for the low bits of a reference; `places` has 2^n entries.
     #[inline]
     fn place(&self, gref: GrantRef) -> usize {
         gref.0 as usize & (self.places.len() - 1)
     }
 
-    /// Gives a new reference a page, and its first user. `None` if the table is full.
+    /// Adds a reference with one user. Returns its page; `None` if the table is full.
     pub(super) fn insert(&mut self, gref: GrantRef, now_ns: u64) -> Option<u32> {
         let page = self.free.pop()?;
         self.by_gref.insert(gref, page);
@@ -116,7 +116,7 @@ impl Table {
         Some(page)
     }
 
-    /// Takes a reference out, even while requests use it.
+    /// Removes a reference, even while requests use it.
     pub(super) fn remove(&mut self, page: u32) {
         let gref = self.entries[page as usize].gref;
         self.by_gref.remove(&gref);
@@ -128,7 +128,7 @@ impl Table {
         self.free.push(page);
     }
 
-    /// A page has one user less.
+    /// Removes a user from the reference of `page`.
     #[inline]
     pub(super) fn release(&mut self, page: u32, now_ns: u64) {
         let entry = &mut self.entries[page as usize];
@@ -139,8 +139,8 @@ impl Table {
         }
     }
 
-    /// Takes out references without users, the one unused for the longest time first: `count` of
-    /// them, and all those last used at `before_ns` or earlier. Calls `each` with their pages.
+    /// Removes references without users, the one unused for the longest time first: `count` of
+    /// them, and all that were last used at `before_ns` or earlier. Calls `each` with their pages.
     pub(super) fn take_unused(
         &mut self,
         count: u32,
@@ -161,7 +161,7 @@ impl Table {
         }
     }
 
-    /// When the reference was last used that nobody has used for the longest time.
+    /// Returns the earliest time of last use among the references without users.
     pub(super) fn unused_since_ns(&self) -> Option<u64> {
         let mut page = self.oldest;
         while let Some(entry) = self.entry(page) {
@@ -173,7 +173,7 @@ impl Table {
         None
     }
 
-    /// Users of a reference of the table.
+    /// Returns the number of users of a reference in the table.
     #[cfg(test)]
     pub(super) fn has(&self, gref: GrantRef) -> Option<u32> {
         self.by_gref.get(&gref).map(|page| self.entries[*page as usize].users)
@@ -183,7 +183,7 @@ impl Table {
         self.entries.get(page as usize).copied()
     }
 
-    /// A page is used now: it becomes the newest.
+    /// Makes the reference of `page` the newest in the order of use.
     fn touch(&mut self, page: u32, now_ns: u64) {
         self.entries[page as usize].used_at_ns = now_ns;
         if self.newest != page {
@@ -223,7 +223,7 @@ impl Table {
 #[derive(Clone, Copy, Debug)]
 struct HashKeys {
     added: u64,
-    /// Odd, so that no two references have one product.
+    /// An odd factor, so that no two references have the same product.
     factor: u64,
 }
 
@@ -243,7 +243,7 @@ impl BuildHasher for HashKeys {
     }
 }
 
-/// The hash of one reference: products, both halves of which hang on all bits of both factors.
+/// The hash of one reference, made of products: both halves depend on all bits of both factors.
 #[derive(Clone, Copy, Debug)]
 struct Product {
     keys: HashKeys,
@@ -259,7 +259,8 @@ impl Hasher for Product {
     fn write_u32(&mut self, number: u32) {
         let HashKeys { added, factor } = self.keys;
         let first = fold((self.hash ^ added).wrapping_add(number.into()), factor);
-        // References in steps of one size lie in steps of one size still: not after the second.
+        // References at equal distances still have equal distances here, but not after the second
+        // product.
         self.hash = fold(first ^ added, factor.rotate_left(32) | 1);
     }
 
@@ -269,7 +270,7 @@ impl Hasher for Product {
     }
 }
 
-/// Both halves of a product in one word.
+/// Returns the product, with both halves combined in one word.
 #[inline]
 #[allow(clippy::cast_possible_truncation, reason = "a product is cut into its two halves")]
 const fn fold(number: u64, factor: u64) -> u64 {

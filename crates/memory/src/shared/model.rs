@@ -46,35 +46,35 @@ impl Long {
 
 #[allow(clippy::cast_possible_truncation, reason = "words are cut into cells of 16 bits")]
 impl Words {
-    /// `len` zeroed bytes.
+    /// Makes `len` zeroed bytes.
     #[must_use]
     pub fn zeroed(len: usize) -> Self {
         let cells = Arc::new((0..len.div_ceil(2)).map(|_| AtomicU16::new(0)).collect());
         Self { cells, wide: Arc::default(), long: Arc::default() }
     }
-    /// `len` zeroed bytes of a ring whose words have 32 bits.
+    /// Makes `len` zeroed bytes of a ring whose words have 32 bits.
     #[must_use]
     pub fn zeroed_wide(len: usize) -> Self {
         let wide = Arc::new((0..len.div_ceil(4)).map(|_| AtomicU32::new(0)).collect());
         Self { cells: Arc::default(), wide, long: Arc::default() }
     }
-    /// `len` zeroed bytes of a ring whose words have 64 bits.
+    /// Makes `len` zeroed bytes of a ring whose words have 64 bits.
     #[must_use]
     pub fn zeroed_long(len: usize) -> Self {
         let long = Arc::new((0..len.div_ceil(8)).map(|_| Long::new()).collect());
         Self { cells: Arc::default(), wide: Arc::default(), long }
     }
-    /// Never maps: the model has no guest memory.
+    /// Always returns `None`: the model has no guest memory.
     #[must_use]
     pub fn new(_: Arc<crate::Mapping>, _: usize, len: usize, _: u64) -> Option<Self> {
         Some(Self::zeroed(len))
     }
-    /// Bytes.
+    /// Returns the size in bytes.
     #[must_use]
     pub fn size(&self) -> usize {
         self.cells.len() * 2 + self.wide.len() * 4 + self.long.len() * 8
     }
-    /// Never.
+    /// Always false.
     #[must_use]
     pub fn is_broken(&self) -> bool {
         false
@@ -114,7 +114,8 @@ impl Words {
         let high = self.load_u64_acquire(offset + 8);
         (self.load_u64_pair(offset).0, high)
     }
-    /// Reads a 64-bit word with acquire; of cells, the last one so and first.
+    /// Reads a 64-bit word with acquire. If it consists of cells, reads the last cell first, with
+    /// acquire.
     #[must_use]
     pub fn load_u64_acquire(&self, offset: usize) -> u64 {
         if let Some(word) = self.long.get(offset / 8) {
@@ -124,7 +125,8 @@ impl Words {
         (0..3)
             .fold(last << 48, |word, i| word | u64::from(self.load_u16(offset + 2 * i)) << (16 * i))
     }
-    /// Writes a 64-bit word with release; of cells, the last one so and at the end.
+    /// Writes a 64-bit word with release. If it consists of cells, writes the last cell last, with
+    /// release.
     pub fn store_u64_release(&self, offset: usize, value: u64) {
         if let Some(word) = self.long.get(offset / 8) {
             return word.store(value, Ordering::Release);
@@ -199,7 +201,7 @@ impl Words {
     pub fn store_few_u32s<const COUNT: usize>(&self, offset: usize, words: [u32; COUNT]) {
         self.store_u32s(offset, &words);
     }
-    /// Bytes of the words.
+    /// Returns the bytes at `offset`.
     #[must_use]
     pub fn part<const LEN: usize>(&self, offset: usize) -> Part<'_, LEN> {
         Part { words: self, offset }
