@@ -13,11 +13,11 @@ pub enum JoinError {
     /// Another process connects on behalf of this one, and has failed.
     #[error("{text}")]
     Elsewhere {
-        /// Its reason, in words that continue a sentence about the server.
+        /// The reason of that process, in words that continue a sentence about the server.
         text: String,
-        /// The failure may be that of a server that accepts no more connections.
+        /// True if the server may have failed because it accepts no more connections.
         is_limit: bool,
-        /// Another attempt may succeed later.
+        /// True if another attempt may succeed later.
         passes: bool,
     },
     /// The connection has ended, or has been silent for too long, before transmission.

@@ -13,14 +13,14 @@ const ERRORS_MAX: u32 = 16;
 pub(super) struct Sent {
     pub(super) token: u32,
     pub(super) kind: CommandKind,
-    /// First byte of the command on the disk (`offset`) and in the request (`skip`).
+    /// Offset of the command's first byte: on the disk (`offset`) and in the request (`skip`).
     pub(super) offset: u64,
     pub(super) skip: u64,
     pub(super) len: u32,
-    /// Bytes of data that its reply has brought so far.
+    /// How many bytes of data the reply has brought so far.
     pub(super) got: u32,
     pub(super) error: Option<ReplyError>,
-    /// Error chunks of its reply so far.
+    /// How many error chunks the reply has had so far.
     pub(super) errors: u32,
 }
 

@@ -58,15 +58,16 @@ pub(super) struct NbdQueue {
     line: Arc<QueueConnection>,
     session: NbdSession,
     link: QueueLink,
-    /// The connection to which the queue switches when every command is answered.
+    /// The connection to which the queue switches once every command is answered.
     next: Option<JoinedConnection>,
-    /// The server has answered at least once on this connection.
+    /// True if the server has answered at least once on this connection.
     has_answered: bool,
-    /// New requests fail at once, because the server has been gone for longer than `reconnect`.
+    /// True if new requests fail at once, because the server was unreachable longer than
+    /// `reconnect`.
     fails: bool,
-    /// Ticks for which a send has not completed although no request waits for a reply.
+    /// For how many ticks in a row a send has not completed, although no request waits for a reply.
     stalled: u32,
-    /// Completions that are not handed out yet.
+    /// Completions that [`DiskQueue::reap`] has not returned yet.
     ready: Vec<Completion>,
     tag: u64,
     /// The epoll that a worker without an io_uring watches instead of the socket.
@@ -95,7 +96,7 @@ impl NbdQueue {
         })
     }
 
-    /// Handles the reconnector's news, if there are any.
+    /// Handles the news of the reconnector, if there are any.
     fn hear(&mut self) {
         // News for another state of the link are stale, and are dropped: the connection in them is
         // closed, and `close` asks for another one.
@@ -128,7 +129,7 @@ impl NbdQueue {
     }
 
     /// Switches to the next connection, if there is one and nothing is in flight on the present
-    /// one. Returns whether it has switched.
+    /// one. Returns true if it has switched.
     fn go_over(&mut self) -> bool {
         let QueueLink::Up(channel) = &self.link else { return false };
         if self.session.awaits_reply() || channel.stream.is_busy() || channel.stream.unsent() > 0 {

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 /// A message of the reconnector thread to a queue.
 #[derive(Debug)]
 pub(super) enum News {
-    /// A connection.
+    /// A new connection, on which the queue sends its requests.
     Joined(JoinedConnection),
     /// The server has been unreachable for longer than `reconnect`: requests must fail.
     GaveUp,
@@ -30,7 +30,8 @@ pub(super) struct QueueConnection {
     has_news: AtomicBool,
     /// Counts the ticks of the reconnector thread: the clock by which the queue times its requests.
     tick: AtomicU32,
-    /// A request is in flight, so the reconnector thread must wake the queue at each tick.
+    /// True if a request is in flight, so that the reconnector thread must wake the queue at each
+    /// tick.
     pub(super) is_busy: AtomicBool,
     pub(super) counts: Arc<ConnectionCounts>,
 }
@@ -130,7 +131,7 @@ impl QueueConnection {
         self.news().take()
     }
 
-    /// The time, in ticks.
+    /// Returns the time, as a number of ticks.
     pub(super) fn now(&self) -> u32 {
         self.tick.load(Ordering::Relaxed)
     }

@@ -52,7 +52,7 @@ const EXTRA_LIMIT: Duration = Duration::from_secs(2);
 /// For how long a server may refuse one more connection before queues share connections: the server
 /// may not have noticed yet that a former connection has ended.
 const SHARE_AFTER: Duration = Duration::from_millis(250);
-/// The same for a server that cannot be connected to, which may just be starting again.
+/// The same time for a server that refuses connections altogether: it may be starting again.
 const SHARE_LATER: Duration = Duration::from_secs(5);
 /// The shortest time between two warnings in the log.
 const WARN_PACE: Duration = Duration::from_secs(10);
@@ -69,11 +69,11 @@ pub struct NbdOptions {
     pub server: Arc<dyn Server>,
     /// The export to ask the server for.
     pub target: Target,
-    /// The guest may not write.
+    /// True if the guest may not write to the disk.
     pub read_only: bool,
     /// How long requests wait for an unreachable server before they fail; `None`: for ever.
     pub reconnect: Option<Duration>,
-    /// How long a request may go without an answer before the connection is taken for dead.
+    /// How long a request may wait for its answer before its connection is closed as dead.
     pub request_timeout: Duration,
 }
 
@@ -87,13 +87,13 @@ pub(super) struct Reconnector {
 
 #[derive(Debug)]
 struct State {
-    /// The export's properties that the guest was told.
+    /// The properties of the export that the guest was told.
     told: Export,
     lines: Vec<(Arc<QueueConnection>, Holds)>,
     /// The counters of every connection, also of queues that were dropped. A new queue continues
     /// the first counters that no present queue uses.
     counts: Vec<Arc<ConnectionCounts>>,
-    /// Lines that want a connection, in the order in which they have asked.
+    /// The queues that want a connection, in the order in which they have asked.
     asking: VecDeque<Arc<QueueConnection>>,
     /// A connection that no queue has taken yet.
     spare: Option<JoinedConnection>,
@@ -104,9 +104,9 @@ struct State {
     limit: Option<usize>,
     /// The limit that was logged last.
     told_limit: Option<usize>,
-    /// The server allows only one connection.
+    /// True if the server allows only one connection.
     is_alone: bool,
-    /// Since when the server refuses one more connection.
+    /// Since when the server refuses one more connection; `None`: it does not.
     refused_since: Option<Duration>,
     more_at: Duration,
     more_pause: Duration,
@@ -116,7 +116,7 @@ struct State {
     backoff: Duration,
     tick_at: Duration,
     warned_at: Option<Duration>,
-    /// Failed tries since the last warning in the log.
+    /// How many attempts have failed since the last warning in the log.
     untold: u64,
     is_closed: bool,
     #[cfg(test)]
@@ -190,12 +190,12 @@ impl Reconnector {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The export's properties that the guest was told.
+    /// Returns the properties of the export that the guest was told.
     pub(super) fn told(&self) -> Export {
         self.lock().told
     }
 
-    /// The counters of every connection, also of queues that were dropped.
+    /// Returns the counters of every connection, also of queues that were dropped.
     pub(super) fn counts(&self) -> Vec<Arc<ConnectionCounts>> {
         self.lock().counts.clone()
     }

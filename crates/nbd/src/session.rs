@@ -34,7 +34,7 @@ const RANGE_PIECE: u64 = 64 << 20;
 /// The most commands that wait for a reply.
 const COMMANDS_MAX: usize = 1024;
 
-/// An entry in the table of commands, which one command at a time uses.
+/// An entry in the table of commands. One command at a time uses it.
 #[derive(Clone, Copy, Debug, Default)]
 struct Place {
     /// How often the entry was used. It is a part of the cookie, so that the cookie of an earlier

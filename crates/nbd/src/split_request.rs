@@ -13,11 +13,11 @@ const SLICES_KEPT: usize = 256;
 pub(super) struct Part {
     pub(super) kind: CommandKind,
     pub(super) flags: u16,
-    /// First byte on the disk.
+    /// Offset of the first byte on the disk.
     pub(super) offset: u64,
-    /// Bytes of the request before this part.
+    /// How many bytes of the request precede this part.
     pub(super) skip: u64,
-    /// Bytes.
+    /// The length of the part in bytes.
     pub(super) len: u32,
 }
 
@@ -29,19 +29,20 @@ pub(super) struct Asked {
     len: u64,
     /// All slices of the request, kept until it is done: after a lost connection it is sent again.
     pub(super) slices: SliceList,
-    /// Counts the requests of the queue, so that they are sent again in their old order.
+    /// The position of the request among all of the queue, by which requests are sent again in
+    /// order.
     pub(super) number: u64,
-    /// Bytes for which commands were written.
+    /// How many bytes of the request have commands that were written.
     written: u64,
-    /// A command was written for every byte of the request.
+    /// True if a command was written for every byte of the request.
     pub(super) is_written: bool,
-    /// Commands of this request that wait for their reply.
+    /// How many commands of this request wait for their reply.
     open: u32,
-    /// The server has answered all data of a durable write, and the flush of the data is pending.
+    /// True if the server has all data of a durable write, and their flush is pending.
     is_flush: bool,
     result: Result<(), Errno>,
     pub(super) is_open: bool,
-    /// The queue stops, and has asked for this request back.
+    /// True if the queue stops, and has asked for this request back.
     pub(super) is_recalled: bool,
     is_retired: bool,
     /// The tick at which the last command of this request was answered, or the request began.
@@ -86,7 +87,8 @@ impl Asked {
         self.start_again(tick);
     }
 
-    /// The connection was lost: no byte of the request counts as sent or answered any more.
+    /// Call when the connection was lost: no byte of the request counts as sent or answered any
+    /// more.
     pub(super) fn start_again(&mut self, tick: u32) {
         (self.written, self.open, self.since) = (0, 0, tick);
         (self.is_written, self.is_flush, self.result) = (false, false, Ok(()));
@@ -97,8 +99,7 @@ impl Asked {
         self.written == 0 && self.open == 0 && !self.is_written && !self.is_flush
     }
 
-    /// The next command of the request: the bytes for which no command was written yet, `piece` of
-    /// them at most.
+    /// Returns the part for the next command: the bytes without a command, `piece` of them at most.
     pub(super) fn rest(&self, piece: u64) -> Part {
         let kind = match self.op {
             _ if self.is_flush => CommandKind::Flush,
@@ -116,7 +117,7 @@ impl Asked {
         Part { kind, flags, offset: self.offset + skip, skip, len }
     }
 
-    /// A command of `len` bytes was written.
+    /// Records that a command of `len` bytes was written.
     pub(super) fn wrote(&mut self, len: u32) {
         self.open += 1;
         self.written += u64::from(len);
@@ -157,8 +158,7 @@ impl Asked {
         self.result
     }
 
-    /// Guest memory has changed: the slices' snapshot of the old memory is released, of an open
-    /// request when the request ends.
+    /// Releases the snapshot of the former guest memory: at once, or when an open request ends.
     pub(super) fn retire(&mut self) {
         if self.is_open {
             self.is_retired = true;

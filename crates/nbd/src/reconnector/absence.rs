@@ -10,7 +10,7 @@ const STOOD: Duration = Duration::from_secs(5);
 /// The time since which the server is unreachable.
 #[derive(Debug, Default)]
 pub(super) struct Absence {
-    /// `None`: the server is reachable, as far as is known.
+    /// When the server became unreachable; `None`: it is reachable, as far as is known.
     since: Option<Duration>,
     /// When a queue got a connection last; `None` after a loss or a failed attempt.
     granted: Option<Duration>,
@@ -41,7 +41,7 @@ impl Absence {
         self.since = None;
     }
 
-    /// For how long the server has been unreachable.
+    /// Returns for how long the server has been unreachable.
     pub(super) fn lasts(&self, now: Duration) -> Duration {
         now.saturating_sub(self.since.unwrap_or(now))
     }

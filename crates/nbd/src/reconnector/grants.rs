@@ -182,7 +182,7 @@ impl Reconnector {
 }
 
 impl State {
-    /// Connections to the server that queues have.
+    /// Returns the number of connections to the server that queues have.
     pub(super) fn open(&self) -> usize {
         let own = self.lines.iter().filter(|(_, holds)| matches!(holds, Holds::Own(_)));
         own.count() + usize::from(self.share.is_some())

@@ -32,9 +32,9 @@ use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// While this many bytes wait to be sent in one direction, no more bytes are read for it.
+/// If so many bytes wait to be sent in one direction, no more bytes are read for it.
 const UNSENT_MAX: usize = 1 << 20;
-/// Bytes that one receive takes.
+/// The most bytes of one receive.
 const RECEIVE: usize = 64 << 10;
 
 /// An order of the reconnector to the thread.
@@ -145,7 +145,7 @@ struct ShareThread {
     server: Option<Channel>,
     members: Vec<SharingQueue>,
     relay: Relay,
-    /// The number of the latest member.
+    /// The number that the latest member got.
     latest: u16,
 }
 

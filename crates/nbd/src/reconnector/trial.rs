@@ -7,9 +7,9 @@ use std::collections::VecDeque;
 
 #[derive(Debug, Default)]
 pub(super) struct ConnectTrial {
-    /// For each of the next threads and pairs of sockets for sharing: the host refuses it.
+    /// For each of the next threads and socket pairs for sharing, true if the host refuses it.
     refusals: VecDeque<bool>,
-    /// Jobs of the thread so far, ticks left out.
+    /// The number of jobs that the thread has done, without ticks.
     jobs: u64,
 }
 
@@ -19,7 +19,7 @@ impl Reconnector {
         self.lock().trial.refusals = refusals.into_iter().collect();
     }
 
-    /// Jobs of the thread so far, ticks left out.
+    /// Returns the number of jobs that the thread has done, without ticks.
     pub(crate) fn jobs(&self) -> u64 {
         self.lock().trial.jobs
     }
