@@ -41,7 +41,7 @@ pub struct ImageOptions {
     pub lock_with_rings: bool,
 }
 
-/// Why an image cannot be served.
+/// The reasons for which an image cannot be served.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs, reason = "the Display text says what each field is")]
 pub enum ImageError {
@@ -100,7 +100,7 @@ pub struct Image {
     /// (`O_EXCL`).
     holder: Option<OwnedFd>,
     block_device: bool,
-    /// True if another process opened the image and passed its descriptors to this one.
+    /// True if another process has opened the image, and has passed the descriptors to this one.
     is_handed: bool,
     direct: bool,
     device: u64,
@@ -119,7 +119,7 @@ pub struct Image {
     /// The name by which messages name the image.
     path: PathBuf,
     lock_with_rings: bool,
-    /// Locked while the size of the file changes.
+    /// Held while the size of the file changes.
     sizing: Mutex<()>,
     /// The error with which the host lost bytes of the page cache; 0: none was lost.
     lost: AtomicI32,

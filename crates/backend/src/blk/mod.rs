@@ -49,7 +49,7 @@ use std::ops::Range;
 /// The size and the limits of a disk, from which a device makes its configuration. Sizes in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Geometry {
-    /// Size, a multiple of 512.
+    /// The size of the disk, a multiple of 512.
     pub size: u64,
     /// The logical block size (`blk_size`, virtio 1.3 §5.2.4): 4096 if the host's block device has
     /// no smaller blocks, else 512. A [`Disk`] serves whole sectors of 512 bytes in either case.
@@ -74,25 +74,25 @@ pub struct Geometry {
 /// The operation of a request (virtio 1.3 §5.2.6).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Op {
-    /// From disk to memory.
+    /// Copies from the disk to guest memory.
     Read,
-    /// From memory to disk.
+    /// Copies from guest memory to the disk.
     Write {
-        /// Durable at completion (write-through).
+        /// True if the write must be durable at completion (write-through).
         durable: bool,
     },
-    /// Make completed writes durable.
+    /// Makes all completed writes durable.
     Flush,
-    /// The content of the range is not needed any more.
+    /// Says that the content of the range is not needed any more.
     Discard,
-    /// The range shall read as zeroes.
+    /// Makes the range read as zeroes.
     WriteZeroes {
         /// True if the range may be deallocated.
         unmap: bool,
-        /// True: durable at completion (write-through).
+        /// True if the zeroes must be durable at completion (write-through).
         durable: bool,
     },
-    /// The range's content must become unrecoverable.
+    /// Makes the content of the range unrecoverable.
     SecureErase,
 }
 
@@ -104,9 +104,9 @@ pub struct Request {
     pub token: u32,
     /// The operation.
     pub op: Op,
-    /// First byte on the disk.
+    /// The offset on the disk of the request's first byte.
     pub offset: u64,
-    /// Length in bytes; for reads and writes the sum of the slices.
+    /// The length in bytes; for reads and writes this is the sum of the slices.
     pub len: u64,
     slices: Range<usize>,
 }
@@ -188,9 +188,9 @@ pub struct Connection {
     pub losses: u64,
     /// Number of requests that were sent and are not answered.
     pub in_flight: u64,
-    /// Bytes sent.
+    /// Bytes sent to the server so far.
     pub bytes_sent: u64,
-    /// Bytes received.
+    /// Bytes received from the server so far.
     pub bytes_received: u64,
 }
 

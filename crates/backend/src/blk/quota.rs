@@ -1,11 +1,12 @@
 //! `Quota`: how many bytes a queue may copy on its worker's thread before the next queue's turn.
 //! `Retries`: how often a disk may answer "again". Pure: no clock, no I/O.
 
-/// Bytes of a turn of a queue that continues a transfer in its next turn. Copying them takes some
-/// 15 microseconds from the page cache, some 90 if pages must be allocated. With a smaller quota
-/// the next queue would wait less, but each piece costs a system call.
+/// The quota of a turn, in bytes, for a queue that continues a transfer in its next turn. Copying
+/// so much takes some 15 microseconds from the page cache, some 90 if pages must be allocated. With
+/// a smaller quota the next queue would wait less, but each piece costs a system call.
 pub(crate) const PIECE: u64 = 128 << 10;
-/// Bytes of a turn of a queue that leaves the rest to a kernel thread, which costs twice as much.
+/// The quota of a turn, in bytes, for a queue that leaves the rest to a kernel thread, at twice the
+/// cost.
 pub(crate) const BURST: u64 = 256 << 10;
 
 /// The bytes that a queue may still copy in its present turn.

@@ -64,7 +64,7 @@ impl Decorator for FaultOptions {
     }
 }
 
-/// Which stops were already made before the next frame: each is made once.
+/// The stops that were already made before the next frame. Each is made once.
 #[derive(Debug, Default)]
 struct Stopped {
     blocked: bool,

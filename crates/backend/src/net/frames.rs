@@ -32,7 +32,7 @@ pub(crate) enum Added {
 #[derive(Clone, Debug)]
 struct Frame {
     slices: Range<usize>,
-    /// Bytes without the header.
+    /// The length of the frame without its header, in bytes.
     len: usize,
     token: Token,
 }
@@ -45,7 +45,7 @@ pub struct Frames {
     /// The slices of all frames. The headers lie in the daemon's own memory, so that the guest
     /// cannot change them after the check. The payload stays mapped while it is listed.
     slices: Gather,
-    /// Bytes of the daemon's own memory for each frame.
+    /// The bytes of the daemon's own memory that each frame gets.
     own_len: usize,
 }
 

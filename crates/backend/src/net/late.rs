@@ -65,9 +65,9 @@ pub struct Grip(Arc<Held>);
 
 #[derive(Debug, Default)]
 struct Held {
-    /// True: no frame is finished.
+    /// True if no frame is finished for now.
     holds: AtomicBool,
-    /// True: no frame can be recalled, as if its sending had begun.
+    /// True if no frame can be recalled, as if its sending had begun.
     has_begun: AtomicBool,
     /// The number of frames that the halves keep now.
     count: AtomicUsize,

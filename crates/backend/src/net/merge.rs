@@ -32,7 +32,7 @@ const VAIN_MAX: u32 = 8;
 /// Distance, in frames, between the frame that the merger parses and the frame whose cache line it
 /// prefetches.
 const LOOK_AHEAD: usize = 2;
-/// Only one burst in this many is planned then, since parsing costs some 50 ns for each frame.
+/// Then only one burst in this many is planned: parsing costs some 50 ns for each frame.
 const LOOK_EVERY: u32 = 16;
 
 /// Frames that are sent as one.

@@ -61,13 +61,13 @@ pub(super) fn can_punch(file: &OwnedFd, block_device: bool, size: u64) -> bool {
 /// guest's blocks must not change with it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Units {
-    /// 4096 if the block device has no smaller logical blocks, else 512.
+    /// The logical block size: 4096 if the block device has no smaller one, else 512.
     pub(super) logical: u32,
-    /// A power of two, and at least `logical`.
+    /// The physical block size: a power of two, and at least `logical`.
     pub(super) physical: u32,
-    /// A multiple of `physical`.
+    /// The smallest write that the host suggests: a multiple of `physical`.
     pub(super) minimum: u32,
-    /// A multiple of `physical`, or 0.
+    /// The largest request that the host suggests: a multiple of `physical`; 0: none.
     pub(super) optimal: u32,
 }
 
@@ -103,7 +103,7 @@ impl Units {
     }
 }
 
-/// Larger block sizes are ignored: NFS, for example, reports a preference and no unit.
+/// A larger block size of a file system is ignored: NFS, for example, reports a preference.
 const FILE_BLOCK_MAX: u32 = 64 << 10;
 
 /// Returns the unit in which `fallocate` zeroes or discards. A block device refuses a part of a

@@ -272,7 +272,7 @@ fn changed(frame_copy: &[u8], change: Change) -> Option<Vec<u8>> {
 }
 
 impl Shared {
-    /// True if the port accepts frames with this header unchanged.
+    /// True if the port's guest accepts frames with this header unchanged.
     pub(super) fn takes_all_of(&self, header: &RawNetHeader) -> bool {
         needs(header) & !self.takes.load(Ordering::Acquire) == 0
     }

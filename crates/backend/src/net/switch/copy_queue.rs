@@ -33,16 +33,15 @@ pub(super) struct CopyInbox {
     channels: Mutex<Vec<Arc<Channel>>>,
     channel_bits: AtomicU32,
     copies: Mutex<Vec<FrameCopy>>,
-    /// The number of frame copies that were put, the number that are finished, and the bytes of
-    /// those between.
+    /// The number of frame copies that were put (`put`) and finished (`done`), and the bytes of
+    /// those that were put and not finished.
     put: AtomicU64,
     done: AtomicU64,
     bytes: AtomicUsize,
     is_closed: AtomicBool,
 }
 
-/// Tries the lock [`TRIES`] times, long enough for a holder that only moves a pointer. `None`: it
-/// stays locked.
+/// Tries the lock [`TRIES`] times: its holder only moves a pointer. `None`: it stays locked.
 fn soon<T>(lock: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
     for _ in 0..TRIES {
         match lock.try_lock() {
@@ -115,7 +114,7 @@ impl CopyInbox {
         self.channels.lock().unwrap_or_else(PoisonError::into_inner).len()
     }
 
-    /// For tests: the oldest frame copy, which stays in the inbox.
+    /// For tests: returns the oldest frame copy, which stays in the inbox.
     #[cfg(test)]
     pub(super) fn first(&self) -> FrameCopy {
         self.copies.lock().unwrap_or_else(PoisonError::into_inner)[0].clone()
@@ -149,8 +148,7 @@ impl CopyInbox {
         usize::try_from(put.saturating_sub(done)).unwrap_or(usize::MAX)
     }
 
-    /// Returns the number of frame copies that were put so far, which is the number of the last
-    /// one.
+    /// Returns how many frame copies were put so far: the number of the last one.
     pub(super) fn last(&self) -> u64 {
         self.put.load(Ordering::Acquire)
     }

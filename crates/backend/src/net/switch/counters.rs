@@ -53,11 +53,11 @@ macro_rules! port_counters {
 /// A counter's definition and its value.
 #[derive(Clone, Copy, Debug)]
 pub struct Counted {
-    /// Its name.
+    /// The name of the counter.
     pub name: &'static str,
-    /// The event that it counts, for the operator.
+    /// The event that the counter counts, in words for the operator.
     pub help: &'static str,
-    /// Its value.
+    /// The present value.
     pub value: u64,
 }
 

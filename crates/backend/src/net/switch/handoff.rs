@@ -55,8 +55,8 @@ pub enum TakeResult<T> {
 #[derive(Debug)]
 pub struct SpscQueue<T> {
     places: [Mutex<Place<T>>; PLACES],
-    /// How many items were put, and how many places the taker has finished or skipped. Both wrap
-    /// around.
+    /// How many items were put (`put`), and how many places the taker has finished or skipped
+    /// (`done`). Both counts wrap around.
     put: AtomicUsize,
     done: AtomicUsize,
 }

@@ -66,11 +66,11 @@ pub const FLOODS_MAX: u32 = 1000;
 /// The settings of a switch.
 #[derive(Clone, Debug)]
 pub struct SwitchOptions {
-    /// Its name in the configuration.
+    /// The name of the switch in the configuration.
     pub name: String,
     /// Seconds after which a MAC address that sends nothing is forgotten, 1 to 65536.
     pub age: u32,
-    /// Which of the groups 01:80:c2:00:00:00 to 0f are passed on: bit n is that of group n.
+    /// The groups 01:80:c2:00:00:00 to 0f whose frames are forwarded: bit n stands for group n.
     pub group_fwd_mask: u16,
     /// The clock for the age of MAC addresses and the limit of floods.
     pub clock: Clock,

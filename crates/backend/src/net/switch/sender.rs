@@ -50,7 +50,7 @@ const CHANNELS_MAX: usize = 32;
 /// order of the ring.
 const HOLD_MS: u64 = 50;
 const RELIEVE_MS: u64 = 20;
-/// Bytes of copies after which `send` returns, so that the rest of the burst is offered again.
+/// After so many bytes of copies `send` returns; the device offers the rest of the burst again.
 const SPENT_MAX: usize = 256 << 10;
 
 /// Returns the first bytes of frame `index`, from which its flow is computed, and their number. If
@@ -73,7 +73,7 @@ pub(super) struct SwitchTx {
     #[allow(clippy::vec_box, reason = "bursts move between threads as they are")]
     free: Vec<Box<LentFrames>>,
     made: usize,
-    /// The number of frames that are lent to receivers.
+    /// The number of frames that are lent to receivers now.
     lent: usize,
     /// Frames that ended without being lent: copied to the copy queue, dropped, or refused.
     done: Vec<Returned>,
