@@ -16,7 +16,7 @@
 //! ```
 //! 1. Pressed is a worker from [`SATURATED_PERMILLE`] on; given up are pairs whose work leaves the
 //!    others at [`FITS_PERMILLE`] at most. So a steady load never asks for both.
-//! 2. A trial in vain, or a pair that is given up within [`LASTING_NS`], doubles the wait until the
+//! 2. A trial in vain, or a pair that is given up within `LASTING_NS`, doubles the wait until the
 //!    next pair is tried. So whatever the guest does, it causes a bounded number of changes: no
 //!    more than one for each pair in half a minute, once the wait has grown.
 //! 3. A trial of one pair less finds out that another guest came and took the CPUs.
