@@ -71,6 +71,9 @@ const QUIET: Duration = Duration::from_secs(1);
 const QUIET_PERMILLE: u64 = 50;
 /// Between two looks whether a queue was read.
 const LOOK: Duration = Duration::from_millis(1);
+/// The longest wait for the workers of the receiveqs, which other guests may keep busy: attaching
+/// and detaching pairs waits as long.
+const PASS_MAX: Duration = Duration::from_millis(100);
 /// A turn that takes this many frames has left some behind, as a rule.
 const FULL_TURN: u64 = TURN_FRAMES as u64;
 
@@ -212,7 +215,7 @@ impl Inner {
     }
 
     async fn move_flows(self: &Arc<Self>, pairs: Option<usize>) {
-        {
+        let held = {
             // No pair is attached or detached meanwhile, and no hash is set.
             let _calls = self.host.calls.lock().await;
             let Some(flows) = self.host.port.flows().filter(|_| !self.is_hashed()) else { return };
@@ -220,14 +223,19 @@ impl Inner {
             if flows.receiving() == pairs || !self.receiving.begin(flows, &order, pairs) {
                 return;
             }
-            self.pass().await;
+            let held = Held(self.clone());
+            if !self.pass().await {
+                // A queue may still take frames: change nothing while its worker does not answer.
+                return;
+            }
             let inner = self.clone();
             let turn = move || {
                 let flows = inner.host.port.flows();
                 flows.map(|flows| inner.receiving.turn(flows, &order, pairs))
             };
             let _ = aside(turn).await;
-        }
+            held
+        };
         // The frames in a queue that the host uses no more are gone, and nobody reads that of a
         // pair that is not served.
         let is_read = |pair: &usize| {
@@ -236,17 +244,33 @@ impl Inner {
         };
         while self.receiving.unread().iter().any(is_read) {
             sleep(LOOK).await;
+            // No frame may come to an empty queue any more: without a turn it would not be read.
+            self.pass().await;
         }
         self.pass().await;
-        self.receiving.end();
+        drop(held);
         self.pass().await;
     }
 
-    /// Returns when each receiveq has begun a new turn: the guest then has all that was read.
-    async fn pass(&self) {
-        for route in self.receivers() {
-            route.ask(Order::Refresh).await;
-        }
+    /// Returns true when each receiveq has begun a new turn: the guest then has all that was read.
+    /// Returns false if one has not within [`PASS_MAX`].
+    async fn pass(&self) -> bool {
+        let all = async {
+            for route in self.receivers() {
+                route.ask(Order::Refresh).await;
+            }
+        };
+        timeout(PASS_MAX, all).await.is_ok()
+    }
+}
+
+/// Releases the held receiveqs when the change ends, also where its future is dropped. A turn that
+/// follows later finds them released.
+struct Held(Arc<Inner>);
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.0.receiving.end();
     }
 }
 
