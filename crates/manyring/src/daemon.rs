@@ -154,8 +154,7 @@ pub(crate) fn serve(plan: &Plan, run: Option<RunFrom>) -> Result<(), Failure> {
         manyring_memory::guard_memory();
         // From here on signals are handled, so that the sockets created below are unlinked.
         let mut ends = signals::Ends::new()?;
-        // Write the log before the control socket exists: a script may wait for it, then read the
-        // log.
+        // Write the log before the control socket exists: a script may wait for that, then read.
         log::finish();
         let control = control::bind(&plan.daemon, &service).await?;
         let scraped = control::bind_metrics(&plan.daemon, before.is_some())?;
