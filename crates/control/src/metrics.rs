@@ -211,15 +211,12 @@ fn workers(out: &mut Text, state: &State) {
     let looked = "manyring_worker_looked_seconds";
     out.family(looked, Sort::Counter, Some("seconds"), "Time the worker polled and found no work");
     each(out, &|worker| seconds(worker.looked_ns));
-    let pages = "manyring_worker_guest_pages";
-    let help = "Pages of a sample of the guests' memory in the worker's process, by NUMA node; \
-                local: the node of the worker's CPUs. None on a host with one node";
+    let pages = "manyring_guest_pages";
+    let help = "Pages of a sample of the guests' memory in the process, by NUMA node";
     out.family(pages, Sort::Gauge, None, help);
-    for WorkerInfo { process, index, node, guest_pages, .. } in &workers {
-        for (number, count) in guest_pages.iter().enumerate() {
-            let (process, local) = (of_process(process), *node == Some(number));
-            let place = format_args!("node=\"{number}\",local=\"{local}\"");
-            out.line(format_args!("{process}worker=\"{index}\",{place}"), *count);
+    for WorkerInfo { process, guest_pages, .. } in first_of_each(&workers) {
+        for (node, count) in guest_pages.iter().enumerate() {
+            out.line(format_args!("{}node=\"{node}\"", of_process(process)), *count);
         }
     }
     let waits = "manyring_worker_device_waits";
@@ -252,7 +249,14 @@ fn workers(out: &mut Text, state: &State) {
     }
 }
 
-/// Returns the label that names the device process, with a comma; empty for the daemon's workers.
+/// The first worker of each process.
+fn first_of_each(workers: &[WorkerInfo]) -> impl Iterator<Item = &WorkerInfo> {
+    let mut processes = HashSet::new();
+    workers.iter().filter(move |worker| processes.insert(&worker.process))
+}
+
+/// The label that names the device process, followed by a comma; empty for a worker of the daemon
+/// itself.
 fn of_process(process: &str) -> String {
     if process.is_empty() { String::new() } else { format!("process=\"{process}\",") }
 }

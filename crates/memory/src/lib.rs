@@ -109,7 +109,7 @@ pub use killed::stores_before_the_end;
 pub use list::{Gather, KeptByte, Pieces, SliceList, SliceQueue};
 pub use lot::{GrantAccess, GrantError, GrantRef, Lot};
 pub use mapping::Mapping;
-pub use nodes::{NodeSample, Topology, sample_nodes};
+pub use nodes::{NodeSample, Topology, sample_nodes, try_to_move_pages};
 pub use persistent::{GrantAsks, GrantCounters, GrantLimits, GrantPage, PersistentGrants};
 pub use region::{GuestAddr, RegionSpec};
 pub use row::Row;

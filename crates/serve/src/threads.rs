@@ -19,6 +19,8 @@ const SIZE: usize = 256 << 10;
 const HEAD: usize = size_of::<u64>();
 /// Most workers of a device process that are shown; higher numbers are dropped.
 const WORKERS_MAX: usize = 1024;
+/// Most NUMA nodes of a host that are shown.
+const NODES_MAX: usize = 64;
 /// Most stuck threads of a device process that are shown.
 const STUCK_MAX: usize = 64;
 /// Longest name of a thread, state or function of the kernel, in characters.
@@ -99,7 +101,7 @@ fn checked(said: Workers, process: &str, serves: impl Fn(&str) -> bool) -> Worke
         let mut cpus = cpus;
         cpus.iter_mut().for_each(|cpus| cpus.truncate(WORKERS_MAX));
         let mut guest_pages = guest_pages;
-        guest_pages.truncate(WORKERS_MAX);
+        guest_pages.truncate(NODES_MAX);
         guest_pages.iter_mut().for_each(|pages| *pages = (*pages).min(COUNT_MAX));
         let known = PolicyStats::default().counters();
         let is_known = |name: &String| known.iter().any(|counter| counter.name == *name);
@@ -107,7 +109,7 @@ fn checked(said: Workers, process: &str, serves: impl Fn(&str) -> bool) -> Worke
             process: process.to_owned(),
             index,
             cpus,
-            node: worker.node.filter(|node| *node < WORKERS_MAX),
+            node: worker.node.filter(|node| *node < NODES_MAX),
             guest_pages,
             pause_ns: summary(pause_ns),
             polling: polling.into_iter().filter(|(name, _)| is_known(name)).collect(),

@@ -6,22 +6,26 @@
 //! the nodes. The scheduler does not know that: it moves the worker to any idle CPU.
 //!
 //! ```text
-//! [`BIND_PERCENT`] of the pages or more lie on one node          bind to that node
-//! the node has less than [`KEEP_PERCENT`], and no other has more  bind to none
-//! fewer than [`PAGES_MIN`] pages are known                        as before
+//! each region has [`BIND_PERCENT`] of its pages on the same node   bind to that node
+//! each region has [`KEEP_PERCENT`] on the present one              as before
+//! fewer than [`PAGES_MIN`] pages are known                         as before
+//! otherwise                                                       bind to none
 //! ```
 //! 1. Two looks in succession must agree, since a guest that starts has touched few pages.
 //! 2. The two bounds lie apart, so a guest whose memory moves slowly makes one change, and not one
 //!    at each look.
 //! 3. A guest with memory on several nodes is left to the scheduler: wherever a worker runs, a part
 //!    of the pages is remote.
+//! 4. Each region has a voice, and all must agree. So a large guest does not choose for the small
+//!    one beside it in the same process: it can only leave both to the scheduler.
 
 /// A node with this percentage of the known pages, or more, binds the workers.
 const BIND_PERCENT: u64 = 75;
 /// The workers stay bound to a node that has at least this percentage of the known pages.
 const KEEP_PERCENT: u64 = 50;
-/// Below this number of known pages, a look changes nothing.
+/// Fewer pages in all say nothing, and fewer of a region say nothing of that region.
 pub const PAGES_MIN: u64 = 16;
+const REGION_PAGES_MIN: u64 = 4;
 
 /// The node to which the workers are bound, and the change that the last look has found.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -44,10 +48,10 @@ impl NodeChoice {
         self.wanted.is_some()
     }
 
-    /// Takes the number of sampled pages on each node. Changes [`Self::node`] and returns true if
-    /// the last two looks agree on another node.
-    pub fn look(&mut self, pages: &[u64]) -> bool {
-        let wanted = self.wanted(pages);
+    /// Looks at how many pages of each region lie on each node. Returns true if [`Self::node`] has
+    /// changed.
+    pub fn look(&mut self, regions: &[Vec<u64>]) -> bool {
+        let wanted = self.wanted(regions);
         if wanted == self.node {
             self.wanted = None;
             return false;
@@ -61,17 +65,22 @@ impl NodeChoice {
         agrees
     }
 
-    fn wanted(&self, pages: &[u64]) -> Option<usize> {
-        let all: u64 = pages.iter().sum();
-        if all < PAGES_MIN {
+    fn wanted(&self, regions: &[Vec<u64>]) -> Option<usize> {
+        let sum = |region: &Vec<u64>| region.iter().sum::<u64>();
+        let known = regions.iter().filter(|region| sum(region) >= REGION_PAGES_MIN);
+        let known: Vec<_> = known.collect();
+        if known.iter().map(|region| sum(region)).sum::<u64>() < PAGES_MIN {
             return self.node;
         }
-        let has = |node: usize, percent: u64| {
-            pages.get(node).is_some_and(|pages| pages * 100 >= all * percent)
+        let have = |node: usize, percent: u64| {
+            let has = |region: &&Vec<u64>| {
+                region.get(node).is_some_and(|pages| pages * 100 >= sum(region) * percent)
+            };
+            known.iter().all(has).then_some(node)
         };
-        let most = (0..pages.len()).max_by_key(|node| pages[*node]);
-        let bound = most.filter(|node| has(*node, BIND_PERCENT));
-        bound.or(self.node.filter(|node| has(*node, KEEP_PERCENT)))
+        let nodes = known.iter().map(|region| region.len()).max().unwrap_or(0);
+        let bound = (0..nodes).find_map(|node| have(node, BIND_PERCENT));
+        bound.or(self.node.and_then(|node| have(node, KEEP_PERCENT)))
     }
 }
 
@@ -81,7 +90,7 @@ mod tests {
 
     fn after(looks: usize, choice: &mut NodeChoice, pages: &[u64]) -> Option<usize> {
         for _ in 0..looks {
-            choice.look(pages);
+            choice.look(&[pages.to_vec()]);
         }
         choice.node()
     }
@@ -89,9 +98,9 @@ mod tests {
     #[test]
     fn memory_on_one_node_binds_after_two_looks() {
         let mut choice = NodeChoice::default();
-        assert!(!choice.look(&[0, 200]) && choice.node().is_none());
-        assert!(choice.look(&[10, 190]) && choice.node() == Some(1));
-        assert!(!choice.look(&[0, 200]), "nothing new");
+        assert!(!choice.look(&[vec![0, 200]]) && choice.node().is_none());
+        assert!(choice.look(&[vec![10, 190]]) && choice.node() == Some(1));
+        assert!(!choice.look(&[vec![0, 200]]), "nothing new");
     }
 
     #[test]
@@ -103,11 +112,24 @@ mod tests {
     }
 
     #[test]
+    fn guests_of_a_process_bind_it_only_where_they_agree() {
+        let mut choice = NodeChoice::default();
+        let (large, small, unknown) = (vec![9000], vec![0, 20], vec![0, 3]);
+        for _ in 0..9 {
+            assert!(!choice.look(&[large.clone(), small.clone()]));
+        }
+        assert!(!choice.look(&[large.clone(), unknown.clone()]));
+        assert!(choice.look(&[large.clone(), unknown.clone()]) && choice.node() == Some(0));
+        assert!(!choice.look(&[large.clone(), small.clone()]));
+        assert!(choice.look(&[large, small]) && choice.node().is_none());
+    }
+
+    #[test]
     fn memory_that_moves_makes_one_change_and_not_many() {
         let mut choice = NodeChoice::default();
         let mut changes = Vec::new();
         for moved in 0..=100 {
-            if choice.look(&[1000 - 10 * moved, 10 * moved]) {
+            if choice.look(&[vec![1000 - 10 * moved, 10 * moved]]) {
                 changes.push((moved, choice.node()));
             }
         }
@@ -121,7 +143,7 @@ mod tests {
         for look in 0..1000_u64 {
             // Samples between 70 and 80 percent.
             let pages = 700 + look * 7919 % 100;
-            changes += u32::from(choice.look(&[pages, 1000 - pages]));
+            changes += u32::from(choice.look(&[vec![pages, 1000 - pages]]));
         }
         assert_eq!(changes, 1);
     }

@@ -10,7 +10,7 @@ use crate::accounts::{ThreadTimes, bind, cpu_time, thread_times};
 use crate::fds::sentry;
 use crate::policy::polling::{Policy, Polling};
 use crate::pool::handle::{QueueHandle, Route};
-use crate::pool::nodes::Binding;
+use crate::pool::nodes::GuestNodes;
 use crate::pool::wake::wake;
 use crate::running::orders::{Order, QueueId};
 use crate::running::run::Run;
@@ -145,7 +145,7 @@ pub struct Pool {
     queue_workers: Mutex<HashMap<String, Vec<usize>>>,
     places: Mutex<Vec<Place>>,
     /// The NUMA node of the workers; taken after `places`.
-    binding: Mutex<Binding>,
+    binding: Mutex<GuestNodes>,
     /// Notified of each queue that starts.
     started: tokio::sync::Notify,
     next_id: AtomicU64,
@@ -380,7 +380,7 @@ impl Pool {
         let wake = wake();
         stats.policy.wake_ns.set(wake.ns);
         let policy = Policy::new(self.options.polling, wake.ns, index as u64);
-        let cpus = self.cpus_of(index);
+        let (cpus, follows_memory) = (self.cpus_of(index), index >= self.worker_cpus.len());
         // The first worker stays: a new guest must not depend on whether the system has a thread.
         // This worker ends only to free threads of the kernel's io_uring, when these are more than
         // its next start takes.
@@ -397,7 +397,10 @@ impl Pool {
         let run = move || {
             take_duty(Duty::Touch);
             let ends = inbox.clone();
-            let bound = cpus.map_or(Ok(()), |cpus| bind(&cpus));
+            let bound = cpus.map_or(Ok(()), |cpus| bind(&cpus)).or_else(|errno| {
+                // The host's CPUs have changed since the node was chosen: this worker runs on all.
+                if follows_memory { Ok(()) } else { Err(errno) }
+            });
             match bound.and_then(|()| Worker::new(uring, policy, inbox, counters.clone(), lot)) {
                 Ok(worker) => {
                     let id = rustix::thread::gettid().as_raw_nonzero().get();

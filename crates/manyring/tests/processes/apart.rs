@@ -237,6 +237,7 @@ fn a_device_process_reaches_no_file_network_program_or_process() {
         "have another signalled by a file",
         "make a process",
         "make an io_uring",
+        "move pages between nodes",
     ] {
         assert!(free.contains(&format!("{what}: done")), "{free}");
         assert!(process.contains(&format!("{what}: refused")), "{process}");

@@ -288,6 +288,8 @@ fn reach_others(say: &mut impl FnMut(&'static str, Result<(), std::io::Error>)) 
     say("have another signalled by a file", reach::own_file(parent));
     say("make a process", reach::make_process());
     say("make an io_uring", reach::make_ring());
+    let moved = manyring_memory::try_to_move_pages();
+    say("move pages between nodes", moved.map_err(Into::into));
 }
 
 /// Self-test: starts a thread of each role, which tries to make a socket and executable memory.

@@ -218,7 +218,6 @@ fn rules(is_for_xen: bool) -> Result<BTreeMap<i64, Vec<SeccompRule>>, BackendErr
         (libc::SYS_mprotect, vec![vec![(2, MaskedEq(executable), 0)]]),
         (libc::SYS_prctl, vec![vec![(0, Ne, u64::from(libc::PR_SET_PDEATHSIG.unsigned_abs()))]]),
         (libc::SYS_fcntl, COMMANDS.iter().map(command).collect()),
-        (libc::SYS_move_pages, vec![vec![(0, Eq, 0), (3, Eq, 0)]]),
         (libc::SYS_prlimit64, vec![vec![(0, Eq, 0)]]),
         (libc::SYS_sched_setaffinity, vec![vec![(0, Eq, 0)]]),
         (libc::SYS_membarrier, vec![vec![(0, Eq, GRACE_PERIOD)]]),
@@ -238,7 +237,18 @@ fn rules(is_for_xen: bool) -> Result<BTreeMap<i64, Vec<SeccompRule>>, BackendErr
         let all: Result<_, _> = alternatives.iter().map(|all| rule(all)).collect();
         rules.insert(call, all?);
     }
+    rules.insert(libc::SYS_move_pages, vec![asks_for_nodes()?]);
     Ok(rules)
+}
+
+/// `move_pages` of its own pages, without target nodes. The list of target nodes is a pointer, of
+/// which all 64 bits count: another call would move pages, and have each CPU of the host empty its
+/// lists of pages.
+fn asks_for_nodes() -> Result<SeccompRule, BackendError> {
+    let is_zero = |(index, len)| SeccompCondition::new(index, len, Eq, 0);
+    let arguments =
+        [(0, SeccompCmpArgLen::Dword), (3, SeccompCmpArgLen::Qword), (5, SeccompCmpArgLen::Dword)];
+    SeccompRule::new(arguments.into_iter().map(is_zero).collect::<Result<_, _>>()?)
 }
 
 /// `MSG_FASTOPEN`
