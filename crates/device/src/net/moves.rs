@@ -25,8 +25,8 @@ const LENGTH_UNKNOWN: u32 = 1 << 16;
 const GRACE: Duration = Duration::from_millis(50);
 const HELD: u32 = u32::MAX;
 
-/// Whether a receiveq takes frames: [`HELD`]: it takes none; 0: it does; any other: it does, and so
-/// many of the next ones may be older than a change.
+/// Whether a receiveq takes frames. `u32::MAX`: it takes none. 0: it takes frames. Any other value:
+/// it takes frames, and so many of the next ones may be older than a change.
 #[derive(Debug, Default)]
 pub struct Gate(AtomicU32);
 
