@@ -188,6 +188,12 @@ impl WorkerInfo {
         self.node.map_or(cpus.clone(), |node| format!("{cpus} of node {node}"))
     }
 
+    /// Returns the same for a narrow column: `any`, `0-3`, `n1 4-7`.
+    pub fn short_place(&self) -> String {
+        let cpus = self.cpus.as_deref().map_or_else(|| "any".to_owned(), in_words);
+        self.node.map_or(cpus.clone(), |node| format!("n{node} {cpus}"))
+    }
+
     /// Returns the worker's number; in a device process with the process's name before it.
     pub fn name(&self) -> String {
         named(&self.process, self.index)

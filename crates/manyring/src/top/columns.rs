@@ -116,7 +116,8 @@ impl Cell {
 /// A row of a table: its cells, and the device or worker that it shows.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Row {
-    /// The name of the row's device, queue or worker: the chosen row stays chosen by it.
+    /// The name of the row's device, queue or worker. The chosen row is found again by it after
+    /// each reading.
     pub(super) key: String,
     /// The device of the row; `None` for a worker.
     pub(super) device: Option<String>,
@@ -240,7 +241,7 @@ fn of_worker(worker: &WorkerInfo, before: Option<(&Shown, f64)>) -> Row {
     let cells = vec![
         Cell::Number(as_float(worker.index as u64), worker.name()),
         Cell::text(if worker.running { "runs" } else { "ended" }),
-        Cell::text(worker.place()),
+        Cell::text(worker.short_place()),
         Cell::count(worker.queues),
         Cell::percent(since(&|w| w.ran_ns) / 1e9 / seconds),
         Cell::percent(since(&|w| w.looked_ns) / 1e9 / seconds),
