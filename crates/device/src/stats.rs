@@ -1,5 +1,5 @@
 //! `DeviceStats`: the counters of a device's queues, shared by the device and the code that shows
-//! them.
+//! them. Each counter is defined in `engine/src/stats.rs`.
 
 use manyring_engine::QueueStats;
 use manyring_engine::stats::QueueClass;

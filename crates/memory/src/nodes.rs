@@ -94,8 +94,8 @@ fn numbers(list: &str) -> Vec<usize> {
 }
 
 /// Asks the kernel on which nodes pages of the regions lie that this process maps: of each region
-/// the same number, at equal distances. The sample grows from [`SAMPLE_MIN`] to [`SAMPLE_MAX`]
-/// pages until this process has touched `enough` of them. Touches no page. Waits while another
+/// the same number, at equal distances. The sample grows from 256 to 16,384 pages until
+/// this process has touched `enough` of them. Touches no page. Waits while another
 /// thread of this process maps or unmaps memory.
 ///
 /// # Errors

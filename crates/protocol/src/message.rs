@@ -78,9 +78,9 @@ pub enum Command {
     /// commands. One file descriptor: on a real Xen the grant device, on a simulated one the memory
     /// of the domain.
     XenConnect {
-        /// The front-end: its domain, the layout of its rings, and its features.
+        /// The device's name.
         device: String,
-        /// The front-end.
+        /// The front-end: its domain, the layout of its rings, and its features.
         front: XenFrontEnd,
     },
     /// Stop serving the connection of a Xen disk, and leave its rings as they are.

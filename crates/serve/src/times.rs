@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 
-// Commands of the client. These times are added to `CLIENT_ANSWER`.
+// Commands of the client. `CLIENT_OPEN` and the times after it are added to `CLIENT_ANSWER`.
 
 /// The daemon answers a command. Over: the command fails.
 pub const CLIENT_ANSWER: Duration = Duration::from_secs(5);

@@ -23,7 +23,7 @@ fn watched() -> io::Result<AsyncFd<LinkEvents>> {
 }
 
 impl HostLinks {
-    /// Subscribes to the kernel's reports, if a device of `plan` has an interface.
+    /// Subscribes to the kernel's reports of interfaces, if a device of `plan` has one.
     pub(crate) fn open(plan: &Plan) -> Self {
         if plan.net.iter().all(|net| !net.port.kind().is_interface) {
             return Self::default();

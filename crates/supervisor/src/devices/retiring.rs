@@ -1,8 +1,8 @@
 //! Changes that retire devices. Other changes run while such a change waits for its devices to
 //! end.
 //!
-//! A device process has 10 s to stop a device, and the device's requests have 10 s more to
-//! complete. Only changes that touch such a device wait for it.
+//! A device process has 10 s to stop a device (`PROCESS_ANSWER`), and the device's requests have
+//! 10 s more to complete. Only changes that touch such a device wait for it.
 //! ```text
 //! begin     prepare, keep, stop the tasks of leaving devices           in the device manager
 //! wait      until they have ended and their files are closed           in a task beside it

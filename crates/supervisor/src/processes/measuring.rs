@@ -184,7 +184,7 @@ async fn answer(
     let command = message::emit(&Command::Export { target, limit_ms });
     let command = command.map_err(|error| error.to_string())?;
     let sent = channel.send(&command, &fds).await.map_err(|error| error.to_string());
-    // The process may have closed its copy of the socket by now.
+    // This may be the last copy of the socket by now, and to close the last one may block.
     aside(move || drop(fds)).await;
     sent?;
     let mut is_ready = false;

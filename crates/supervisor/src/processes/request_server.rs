@@ -286,7 +286,7 @@ impl RequestServer {
             // A device process that died has not released the lock that it held while its rings
             // ran. Its requests in flight have marks, which keep other processes from the image.
             disk.release();
-            // Drop the marks last: while they exist, `handing_off.rs` treats the lock as held.
+            // Drop the marks last: while they exist, `front/hand_off.rs` treats the lock as held.
             drop(marks);
             ending
         });
@@ -303,8 +303,8 @@ impl RequestServer {
     /// Shuts the connections of a device process that no longer has the device.
     async fn shut(&self, connections: Arc<Connections>) {
         let ends = connections.clone();
-        // A process with a copy of a socket can hold the socket's lock and so delay the shutdown,
-        // but cannot use the socket for anything else meanwhile.
+        // A process that holds the socket's lock can delay the shutdown, but it cannot use the
+        // socket meanwhile: so warn, and go on.
         if timeout(NBD_SHUT, aside(move || ends.end())).await.is_err() {
             tracing::warn!(
                 device = self.device,

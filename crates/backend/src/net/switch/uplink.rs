@@ -1,4 +1,5 @@
 //! `Uplink`: a thread that carries frames between a port of a switch and an interface of the host.
+//! Which frames come here is decided in `verdict.rs`.
 //!
 //! ```text
 //! out:   a burst that guests have lent goes to the host's interface as it is; a frame copy too
