@@ -130,13 +130,16 @@ fn nanoseconds(time: Duration) -> u64 {
 }
 
 impl Inner {
-    /// Has the host deliver to as many pairs as the operator or the policy says, for ever.
+    /// True if the number of pairs that the host delivers to can change while the device runs.
+    pub(super) fn chooses_receivers(&self) -> bool {
+        let can = self.host.port.flows().is_some() && self.options.queue_pairs > 1;
+        can && self.options.receive_pairs != ReceivePairs::All
+    }
+
+    /// Has the host deliver to as many pairs as the operator or the policy says, for ever. Only
+    /// where [`Self::chooses_receivers`].
     pub(super) async fn choose_receivers(self: &Arc<Self>) {
         let wanted = self.options.receive_pairs;
-        let is_open = self.host.port.flows().is_some() && self.options.queue_pairs > 1;
-        if wanted == ReceivePairs::All || !is_open {
-            return std::future::pending().await;
-        }
         let (mut policy, began) = (policy::ReceivePairs::default(), Instant::now());
         let (mut before, mut wait) = (None, QUIET);
         loop {

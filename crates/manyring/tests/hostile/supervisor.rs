@@ -101,6 +101,12 @@ impl<K: Kind> Supervisor<K> {
         // The last device process is followed by the process that waits to be the next one.
         let processes = if is_isolated() { 2 } else { 1 };
         assert!(wait_until(|| self.daemon.processes().len() != 1 + processes));
+        // The waiting process may have begun, and not have all its threads yet.
+        let is_ready = |process: &u32| {
+            let threads = threads_of(*process);
+            ["worker-0", "watch"].iter().all(|name| threads.iter().any(|thread| thread == name))
+        };
+        assert!(wait_until(|| self.daemon.processes().iter().skip(1).all(is_ready)));
         let mut last = self.daemon.holdings();
         assert!(wait_until(|| {
             std::thread::sleep(Duration::from_millis(20));
@@ -135,4 +141,11 @@ impl<K: Kind> Supervisor<K> {
         assert!(!warned, "{log}");
         assert_eq!(self.daemon.terminate().code(), Some(0));
     }
+}
+
+/// The names of the threads of a process.
+fn threads_of(process: u32) -> Vec<String> {
+    let tasks = std::fs::read_dir(format!("/proc/{process}/task")).into_iter().flatten().flatten();
+    let names = tasks.filter_map(|task| std::fs::read_to_string(task.path().join("comm")).ok());
+    names.map(|name| name.trim().to_owned()).collect()
 }
