@@ -30,7 +30,6 @@ mod qemu_migrates_between_daemons;
 mod qemu_net_four_pairs;
 mod qemu_net_legacy;
 mod qemu_net_survives;
-mod qemu_numa;
 mod qemu_packed_rings;
 mod qemu_process_dies;
 mod qemu_reports;
@@ -120,7 +119,6 @@ pub const ALL: &[Behaviour] = &[
     uml_merge_dns::BEHAVIOUR,
     qemu_migrates_between_daemons::BEHAVIOUR,
     uml_ethtool::BEHAVIOUR,
-    qemu_numa::BEHAVIOUR,
     qemu_packed_rings::BEHAVIOUR,
     uml_merge_transfers::BEHAVIOUR,
     uml_outlives_its_process::BEHAVIOUR,

@@ -23,46 +23,6 @@ pub fn boot_on_cable(
     script: &str,
     console: &Path,
 ) -> Outcome<Guest> {
-    boot(folder, programs, script, console, words)
-}
-
-/// Boots a machine of two NUMA nodes, each with a CPU and half of the memory, and runs a script in
-/// it. `programs` are there as well.
-///
-/// # Errors
-/// Those of [`boot_on_cable`].
-pub fn boot_with_two_nodes(
-    folder: &Path,
-    programs: &[&Path],
-    script: &str,
-    console: &Path,
-) -> Outcome<Guest> {
-    let words = |image: &Path, initrd: &Path| {
-        let node = |node: u32| {
-            format!(
-                "-object memory-backend-ram,id=m{node},size=512M \
-                 -numa node,nodeid={node},cpus={node},memdev=m{node}"
-            )
-        };
-        in_words(&format!(
-            "-accel tcg,thread=multi -machine q35 -cpu max -m 1G -smp 2 {} {} -nodefaults \
-             -no-reboot -display none -serial stdio -kernel {} -initrd {}",
-            node(0),
-            node(1),
-            image.display(),
-            initrd.display()
-        ))
-    };
-    boot(folder, programs, script, console, words)
-}
-
-fn boot(
-    folder: &Path,
-    programs: &[&Path],
-    script: &str,
-    console: &Path,
-    words: impl Fn(&Path, &Path) -> Vec<String>,
-) -> Outcome<Guest> {
     packages::need("an emulated machine", &PACKAGES)?;
     let (image, modules) = newest_kernel()?;
     let stripped = programs.iter().map(|program| strip(folder, program));
@@ -84,7 +44,7 @@ fn strip(folder: &Path, program: &Path) -> Outcome<PathBuf> {
 
 /// The words of QEMU: one CPU, which counts its instructions, and two cards on a cable.
 fn words(image: &Path, initrd: &Path) -> Vec<String> {
-    in_words(&format!(
+    let words = format!(
         "-accel tcg,thread=single -icount shift=0,sleep=off -machine q35 -cpu max -m 1G \
          -nodefaults -no-reboot -display none -serial stdio -kernel {} -initrd {} \
          -netdev hubport,id=a,hubid=1 -netdev hubport,id=b,hubid=1 \
@@ -92,11 +52,7 @@ fn words(image: &Path, initrd: &Path) -> Vec<String> {
          -device virtio-net-pci,netdev=b,vectors=0,romfile=",
         image.display(),
         initrd.display()
-    ))
-}
-
-/// The words of a machine that boots our first program.
-fn in_words(words: &str) -> Vec<String> {
+    );
     let mut words: Vec<_> = words.split_whitespace().map(str::to_owned).collect();
     words.push("-append".to_owned());
     words.push("console=ttyS0 quiet panic=-1 no_timer_check disk=no net=no".to_owned());

@@ -13,7 +13,7 @@ mod machine;
 mod monitor;
 pub(crate) mod newest;
 
-pub use cable::{boot_on_cable, boot_with_two_nodes};
+pub use cable::boot_on_cable;
 pub use emulator::Emulator;
 pub use kernel::{Kernel, Kind, cache};
 pub(crate) use machine::{environment, is_memory_on_disk, memory_folder};

@@ -1,5 +1,5 @@
-//! Writes the back-end's nodes: its offer, its disk, its state, its errors. The nodes that there are
-//! are listed in `wire/src/xen/keys.rs` and `device.rs`.
+//! Writes the back-end's nodes: its offer, its disk, its state, its errors. The nodes are listed in
+//! `wire/src/xen/keys.rs` and `device.rs`.
 
 use super::super::negotiate::{Reason, state_of};
 use super::{Action, Back, Change, Next, Phase};
