@@ -231,16 +231,16 @@ impl Lines {
         (x, cell, party): (f64, &CellDocument, &PartyDocument),
     ) {
         let Some(spread) = field.spread(cell, party) else { return };
-        self.point(name.to_owned(), false, (x, spread));
+        self.add_point(name.to_owned(), false, x, spread);
         for (curve, value) in references::curves(scenario, cell, &party.name, &field.key) {
-            self.point(format!("{name}, {curve}"), true, (x, Spread::of([value])));
+            self.add_point(format!("{name}, {curve}"), true, x, Spread::of([value]));
         }
     }
 
-    fn point(&mut self, name: String, is_reference: bool, point: (f64, Spread)) {
+    fn add_point(&mut self, name: String, is_reference: bool, x: f64, y: Spread) {
         match self.0.iter_mut().find(|series| series.name == name) {
-            Some(series) => series.points.push(point),
-            None => self.0.push(Series { name, is_reference, points: vec![point] }),
+            Some(series) => series.points.push((x, y)),
+            None => self.0.push(Series { name, is_reference, points: vec![(x, y)] }),
         }
     }
 }

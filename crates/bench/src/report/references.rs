@@ -341,7 +341,8 @@ mod tests {
 
     #[test]
     fn a_cell_that_is_judged_by_nobody_is_beside_no_cell_of_the_documents() {
-        let own = cell("each queue with its own room, to the guest, 512 B, 8 sessions", None, &[4]);
+        let own =
+            cell("each queue with the whole length, to the guest, 512 B, 8 sessions", None, &[4]);
         assert_eq!(multiqueue_tap("multiqueue", &own, "4 pairs"), None);
         let to = cell("to the guest, 512 B, 8 sessions", None, &[4]);
         let found = multiqueue_tap("multiqueue", &to, "4 pairs").unwrap();
