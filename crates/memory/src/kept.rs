@@ -13,7 +13,8 @@
 //!    what is above the share.
 //!
 //! A queue that sleeps does not see the count. So it looks again after [`SLEEP_NS`] while its guest
-//! keeps more than a [`MUCH`]th of the room; unused references are unmapped after a minute anyway.
+//! keeps more than a [`MUCH`]th of all that may be kept. Unused references are unmapped after a
+//! minute in any case.
 
 use crate::window::{has_room_to_keep, room_to_keep};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -21,7 +22,7 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 /// The longest sleep of a queue whose guest keeps much, before the queue reads the count again.
 pub(crate) const SLEEP_NS: u64 = 1_000_000_000;
-/// A guest keeps much if it keeps more than this fraction (one in ..) of the room.
+/// A guest keeps much if it keeps more pieces than all guests may keep, divided by this.
 const MUCH: usize = 16;
 
 /// The guests whose queues keep references, by the domain that lends the pages.
@@ -76,7 +77,7 @@ pub(crate) struct Kept {
     count: usize,
     /// The value of [`LACKING`] at the last [`Self::look`].
     lacking: u64,
-    /// True if no guest lacked room between the last two calls of [`Self::look`].
+    /// True if no guest lacked space between the last two calls of [`Self::look`].
     may_exceed: bool,
 }
 

@@ -85,7 +85,7 @@ pub struct GrantCounters {
     pub transient: u64,
     /// How many of the misses could not be mapped.
     pub refused: u64,
-    /// How many references were unmapped to make room, or because no request used them.
+    /// How many references were unmapped to make space for others, or because no request used them.
     pub purged: u64,
 }
 
@@ -111,7 +111,7 @@ pub struct PersistentGrants {
     /// For each lot, how many of its references are in use.
     lots: Vec<u32>,
     free_lots: Vec<u32>,
-    /// True if a reference has found no room in the table since the last purge.
+    /// True if a reference has found the table full since the last purge.
     is_short: bool,
     purge_at_ns: u64,
     counters: GrantCounters,
@@ -245,7 +245,7 @@ impl PersistentGrants {
         }
         self.counters.misses += 1;
         let access = GrantAccess::Write;
-        // Other queues may release room during this call. But once a reference has found none, no
+        // Other queues may release space during this call. But once a reference has found none, no
         // later reference of the call checks again: a lot can grow only while it is the newest of
         // `new`.
         *may_keep = *may_keep && self.has_room_to_keep();

@@ -56,8 +56,8 @@ struct Shared {
 
 #[derive(Debug, Default)]
 struct State {
-    /// The tasks that no thread has begun. Each belongs to a request in flight, so there are at
-    /// most as many tasks as the rings of the disk's queues have entries.
+    /// The tasks that no thread has begun. Each task belongs to a request in flight, so their
+    /// number is bounded by the sizes of the disk's rings.
     tasks: VecDeque<DiskJob>,
     /// True if one of `tasks` is a flush.
     flush_waits: bool,

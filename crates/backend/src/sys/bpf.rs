@@ -336,7 +336,7 @@ pub fn attach_xdp(
 /// # Errors
 /// The error of `BPF_OBJ_GET_INFO_BY_FD`.
 pub fn program_id(program: BorrowedFd<'_>) -> Result<u32, Errno> {
-    /// The first fields of `struct bpf_prog_info`; the kernel fills as many as there is room for.
+    /// The first fields of `struct bpf_prog_info`. The kernel writes no field beyond this size.
     #[repr(C, align(8))]
     struct Info {
         _kind: u32,

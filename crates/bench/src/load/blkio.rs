@@ -174,8 +174,7 @@ impl<'a> ClientState<'a> {
         }
     }
 
-    /// Collects the answers of one lane and submits as many new requests. False: there was no
-    /// answer.
+    /// Submits a new request for each answer of one lane. Returns false if there was no answer.
     #[inline]
     fn turn(
         &mut self,

@@ -257,7 +257,7 @@ struct Lane<'a> {
 }
 
 impl Lane<'_> {
-    /// Moves a burst each way. False: there was nothing.
+    /// Moves a burst of frames each way. Returns false if there was no frame.
     fn turn(&mut self) -> Result<bool, DriverError> {
         let sent = self.tap_to_ring()?;
         Ok(self.ring_to_tap()? || sent)

@@ -149,7 +149,7 @@ impl Page {
         self.set_number(Self::times_at(stream) + count % TIMES * size_of::<u64>(), ns);
     }
 
-    /// What the latest messages of all streams took that were timed, in nanoseconds, the shortest
+    /// Returns the times of the latest timed messages of all streams, in nanoseconds, the shortest
     /// first.
     pub(crate) fn times(&self) -> Vec<u64> {
         let of_stream = |stream: usize| {

@@ -223,7 +223,7 @@ fn drive(
     seen.result()
 }
 
-/// Collects the answers of one lane and submits as many new requests. False: there was no answer.
+/// Submits a new request for each answer of one lane. Returns false if there was no answer.
 #[inline]
 fn turn(
     lane: &mut Lane<BlkfrontQueue>,

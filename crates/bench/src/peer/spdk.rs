@@ -62,7 +62,7 @@ fn arguments(folder: &Path, cpu: usize) -> Vec<OsString> {
     // By default all SPDKs of a machine share one path for the command socket.
     all.extend(["-r".into(), folder.join("rpc").into()]);
     all.extend(["-m".into(), format!("[{cpu}]").into()]);
-    // Another SPDK may have locked the CPU: a stopped one of ours, or one of the user.
+    // The lock of a stopped SPDK, or of one that the user runs, would keep this one from its CPU.
     all.push("--disable-cpumask-locks".into());
     all.extend(["--no-pci", "--no-huge", "-s"].map(OsString::from));
     all.push(MEMORY_MIB.to_string().into());

@@ -175,8 +175,8 @@ impl NetDriverTx {
         self.slab.next_free().map(Buffer::slice)
     }
 
-    /// Sends the first `len` bytes of the buffer from [`Self::room`], header included. False: the
-    /// ring is full.
+    /// Sends the first `len` bytes of the buffer from [`Self::room`], header included. Returns
+    /// false if the ring is full.
     #[inline]
     pub fn send_filled(&mut self, len: u32) -> bool {
         let Some(buffer) = self.slab.next_free() else { return false };

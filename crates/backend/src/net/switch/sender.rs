@@ -50,7 +50,7 @@ const CHANNELS_MAX: usize = 32;
 /// order of the ring.
 const HOLD_MS: u64 = 50;
 const RELIEVE_MS: u64 = 20;
-/// After so many bytes of copies `send` returns; the device offers the rest of the burst again.
+/// The bytes that one call of `send` copies; the device sends the other frames by a later call.
 const SPENT_MAX: usize = 256 << 10;
 
 /// Returns the first bytes of frame `index`, from which its flow is computed, and their number. If

@@ -5,8 +5,9 @@
 //! ```text
 //! no flow                                queue 0
 //! one of the flow's slots has its tag    the place of the slot's pair among the queues in use
-//! no such slot, or a pair out of use     the place for eight bits of the flow's number; if there
-//!                                        is none, the number: taken modulo the queues
+//! no such slot, or a pair out of use     the place that the table has for eight bits of the flow's
+//!                                        number; without such a place, the flow's number, which
+//!                                        the kernel takes modulo the number of queues
 //! ```
 //! The kernel runs the program under RCU, for every frame that it sends to the tap.
 

@@ -303,7 +303,7 @@ fn sockets_that_cannot_be_mapped_now_stay_for_the_next_try() {
         let port = borrowed(&owner);
         let nothing = || std::fs::File::open("/dev/null").unwrap().into();
         let (chunk, filter) = (Some(2048), HostFilter::default());
-        // They are not copied for a try: as many descriptors may not be free.
+        // An attempt to open the port copies no descriptor: the process may have no free ones.
         let queues: Vec<rustix::fd::OwnedFd> = vec![nothing(), nothing()];
         let numbers = |all: &[rustix::fd::OwnedFd]| all.iter().map(AsRawFd::as_raw_fd).collect();
         let before: Vec<_> = numbers(&queues);
